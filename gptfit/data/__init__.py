@@ -1,0 +1,1 @@
+"""Sources to token files: documents, tokenizers, bins."""

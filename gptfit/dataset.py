@@ -1,0 +1,152 @@
+"""DatasetInfo: what a folder of token files holds, from manifest.json or, as nanoGPT does, from the files alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gptfit.errors import DataError
+
+MANIFEST = "manifest.json"
+FORMAT = "gptfit-dataset"
+DTYPE_BYTES = {"uint16": 2, "uint32": 4}
+
+
+@dataclass(frozen=True)
+class Split:
+    """One of train and val: its token files in reading order."""
+
+    tokens: int
+    files: tuple[Path, ...]
+    documents: int | None = None
+    text_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A prepared folder. `None` where a bare nanoGPT folder does not say."""
+
+    folder: Path
+    train: Split | None
+    val: Split | None
+    dtype: str = "uint16"
+    tokenizer: str | None = None  # gpt2 | bytes | chars | tokenizer.json
+    tokenizer_sha256: str | None = None
+    tokenizer_file: Path | None = None
+    vocab_size: int | None = None
+    end_of_text: int | None = None
+    has_manifest: bool = False
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        split = self.train
+        if split is None or not split.tokens or not split.text_bytes:
+            return None
+        return split.text_bytes / split.tokens
+
+
+def read_dataset(folder: str | Path) -> DatasetInfo:
+    """What is there; a split whose file is missing is None, a folder with neither split is an error."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such data folder; make one with `gptfit prepare SOURCE --out {folder}`")
+    manifest = folder / MANIFEST
+    info = _from_manifest(folder, manifest) if manifest.is_file() else _from_files(folder)
+    if info.train is None and info.val is None:
+        raise DataError(f"{folder}: has no train.bin; make it with `gptfit prepare SOURCE --out {folder}`")
+    return info
+
+
+def _from_manifest(folder: Path, path: Path) -> DatasetInfo:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise DataError(f"{path}: is not a gptfit manifest; move it away or prepare the folder again")
+        tokenizer, dtype = manifest["tokenizer"], manifest["dtype"]
+        if dtype not in DTYPE_BYTES:
+            raise DataError(f"{path}: dtype {dtype!r} is not uint16 or uint32; prepare the folder again")
+        splits = {name: _manifest_split(folder, entry, dtype) for name, entry in manifest["splits"].items()}
+        return DatasetInfo(
+            folder=folder,
+            train=splits.get("train"),
+            val=splits.get("val"),
+            dtype=dtype,
+            tokenizer=tokenizer["name"],
+            tokenizer_sha256=tokenizer.get("sha256"),
+            tokenizer_file=folder / tokenizer["file"] if tokenizer.get("file") else None,
+            vocab_size=int(tokenizer["vocab_size"]),
+            end_of_text=tokenizer.get("end_of_text"),
+            has_manifest=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: damaged manifest ({error!r}); prepare the folder again") from None
+
+
+def _manifest_split(folder: Path, entry: dict[str, Any], dtype: str) -> Split:
+    files = tuple(folder / name for name in entry["files"])
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file}: named in the manifest but missing; prepare the folder again")
+    size = sum(file.stat().st_size for file in files)
+    if size != entry["tokens"] * DTYPE_BYTES[dtype]:
+        raise DataError(
+            f"{files[0] if files else folder}: holds {size // DTYPE_BYTES[dtype]:,} tokens where the manifest says "
+            f"{entry['tokens']:,}; prepare the folder again"
+        )
+    return Split(int(entry["tokens"]), files, entry.get("documents"), entry.get("bytes"))
+
+
+def _from_files(folder: Path) -> DatasetInfo:
+    meta = read_meta(folder / "meta.pkl")
+    vocab_size = meta.get("vocab_size") if meta else None
+    return DatasetInfo(
+        folder=folder,
+        train=_bare_split(folder / "train.bin"),
+        val=_bare_split(folder / "val.bin"),
+        tokenizer="chars" if meta and "itos" in meta else None,
+        tokenizer_file=folder / "meta.pkl" if meta else None,
+        vocab_size=int(vocab_size) if vocab_size is not None else None,
+    )
+
+
+def _bare_split(path: Path) -> Split | None:
+    if not path.is_file():
+        return None
+    size = path.stat().st_size
+    if size % 2:
+        raise DataError(f"{path}: {size:,} bytes is odd, so these are not 16-bit tokens; prepare the file again")
+    return Split(size // 2, (path,))
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads dicts, lists, text and numbers; anything that names a class or function is refused before it runs."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it wants to run {module}.{name}")
+
+
+def read_meta(path: Path) -> dict[str, Any] | None:
+    """nanoGPT's meta.pkl as plain data, or None when there is none."""
+    if not path.is_file():
+        return None
+    try:
+        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+        if not isinstance(meta, dict):
+            raise pickle.UnpicklingError("it holds no dict")
+        return meta
+    # A damaged pickle raises nearly anything: pickle's documentation names these and "not necessarily limited to".
+    except (
+        pickle.UnpicklingError,
+        ValueError,
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OSError,
+    ) as error:
+        raise DataError(f"{path}: not a plain meta.pkl ({error}); it was not run; remove it or make it again") from None

@@ -1,0 +1,1 @@
+"""What a config will do on a GPU: arithmetic only, no torch."""

@@ -1,0 +1,119 @@
+"""ModelShape: one inventory of every weight; parameters, FLOPs, bytes and decay groups are sums over it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+# 2 for the forward multiply-add, 4 for the two products of the backward pass. PaLM (2022), appendix B.
+FLOPS_PER_WEIGHT = 6
+
+Kind = Literal["embedding", "position", "matrix", "head", "vector", "scalar"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of the model under its state_dict name."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def decays(self) -> bool:
+        """nanoGPT's rule: weight decay on tensors of two or more dimensions."""
+        return len(self.shape) >= 2
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the model is, before any tensor exists.
+
+    >>> shape = ModelShape(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, bias=False)
+    >>> shape.n_weights, shape.parameters
+    (124373760, 123587328)
+    """
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    vocab_size: int
+    bias: bool = False
+    arch: str = "gpt2"
+
+    @property
+    def head_size(self) -> float:
+        return self.n_embd / self.n_head
+
+    def weights(self) -> tuple[Weight, ...]:
+        return _gpt2_weights(self)
+
+    @property
+    def n_weights(self) -> int:
+        """Every trainable number, tied tensors once."""
+        return sum(w.size for w in self.weights())
+
+    @property
+    def parameters(self) -> int:
+        """nanoGPT's N: position embeddings not counted, the tied token embedding is (it is also the head)."""
+        return sum(w.size for w in self.weights() if w.kind != "position")
+
+    @property
+    def matmul_weights(self) -> int:
+        """Weights that every token is multiplied with; a tied embedding counts, as the head."""
+        return sum(w.size for w in self.weights() if w.kind in ("matrix", "head")) + self._tied_head
+
+    @property
+    def _tied_head(self) -> int:
+        has_head = any(w.kind == "head" for w in self.weights())
+        return 0 if has_head else self.vocab_size * self.n_embd
+
+    @property
+    def flops_per_token(self) -> int:
+        """Training FLOPs per token as nanoGPT counts them: 6N + 12*L*C*T. PaLM (2022), appendix B.
+
+        An untied embedding is a table look-up and costs nothing, so it is left out of N here.
+        """
+        looked_up = sum(w.size for w in self.weights() if w.kind == "embedding") if not self._tied_head else 0
+        attention = 12 * self.n_layer * self.n_embd * self.block_size
+        return FLOPS_PER_WEIGHT * (self.parameters - looked_up) + attention
+
+    @property
+    def decay_weights(self) -> int:
+        return sum(w.size for w in self.weights() if w.decays)
+
+    @property
+    def no_decay_weights(self) -> int:
+        return sum(w.size for w in self.weights() if not w.decays)
+
+
+@cache
+def _gpt2_weights(shape: ModelShape) -> tuple[Weight, ...]:
+    """In the order nanoGPT's model creates them; the head shares `transformer.wte.weight`."""
+    c = shape.n_embd
+    weights = [
+        Weight("transformer.wte.weight", (shape.vocab_size, c), "embedding"),
+        Weight("transformer.wpe.weight", (shape.block_size, c), "position"),
+    ]
+    for i in range(shape.n_layer):
+        block = f"transformer.h.{i}"
+        weights += _with_bias(shape.bias, f"{block}.ln_1", (c,))
+        weights += _with_bias(shape.bias, f"{block}.attn.c_attn", (3 * c, c))
+        weights += _with_bias(shape.bias, f"{block}.attn.c_proj", (c, c))
+        weights += _with_bias(shape.bias, f"{block}.ln_2", (c,))
+        weights += _with_bias(shape.bias, f"{block}.mlp.c_fc", (4 * c, c))
+        weights += _with_bias(shape.bias, f"{block}.mlp.c_proj", (c, 4 * c))
+    weights += _with_bias(shape.bias, "transformer.ln_f", (c,))
+    return tuple(weights)
+
+
+def _with_bias(bias: bool, name: str, size: tuple[int, ...]) -> list[Weight]:
+    weight = Weight(f"{name}.weight", size, "matrix" if len(size) == 2 else "vector")
+    return [weight, Weight(f"{name}.bias", size[:1], "vector")] if bias else [weight]

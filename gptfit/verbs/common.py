@@ -1,0 +1,58 @@
+"""What verbs share: reading a config from the command line, printing JSON, the console."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gptfit.configfile import COMMAND_LINE, Loaded, load_config
+from gptfit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_WIDTH = 120  # columns
+
+
+def config_arguments(parser: argparse.ArgumentParser) -> None:
+    """`[CONFIG.py ...] [--key=value ...]` in any order, as nanoGPT's configurator takes them."""
+    parser.add_argument("configs", nargs="*", metavar="CONFIG.py", help="nanoGPT-style config files, later ones win")
+    parser.set_defaults(overrides=[])
+    parser.epilog = "Every key of the config can be given as --key=value."
+
+
+def load(args: argparse.Namespace, checked: bool = True) -> Loaded:
+    """The config the command line describes; positional words that are no files are refused with a hint."""
+    overrides: list[str] = []
+    files = list(args.configs)
+    for word in args.overrides:
+        if word.startswith("--"):
+            overrides.append(word)
+        elif "=" in word and not word.endswith(".py"):
+            raise UsageError(f"{word}: keys are given as --{word}")
+        else:
+            files.append(word)  # argparse stops collecting files at the first unknown option
+    return load_config(files, overrides, checked=checked)
+
+
+def config_lines(loaded: Loaded) -> list[str]:
+    """What the run changes from nanoGPT's defaults and where it was said, one line per key, notes first."""
+    lines = list(loaded.notes)
+    for key, source in loaded.sources.items():
+        if source == COMMAND_LINE:
+            lines.append(f"Overriding: {key} = {getattr(loaded.config, key)}")
+    return lines
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def console() -> Console:
+    """A rich console; plain and wide when piped, so that tables are not cut for `grep`."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)

@@ -1,0 +1,1 @@
+"""Reads run logs; writes what a person looks at."""
