@@ -30,6 +30,7 @@ class GPU:
     measured_high_tflops: float | None
     measured_dtype: str
     measured_source: str
+    board_watts: float | None = None  # power limit as sold; None for laptop cards, whose maker sets it
 
     @property
     def is_laptop(self) -> bool:
@@ -175,4 +176,5 @@ def _row(row: dict[str, str]) -> GPU:
         measured_high_tflops=number("measured_high_tflops"),
         measured_dtype=row["measured_dtype"],
         measured_source=row["measured_source"],
+        board_watts=number("board_watts"),
     )
