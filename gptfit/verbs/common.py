@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from gptfit.config import FIELD_TYPES, GPTFIT_KEYS
 from gptfit.configfile import COMMAND_LINE, Loaded, load_config
 from gptfit.errors import UsageError
 
@@ -20,7 +21,9 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
     """`[CONFIG.py ...] [--key=value ...]` in any order, as nanoGPT's configurator takes them."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG.py", help="nanoGPT-style config files, later ones win")
     parser.set_defaults(overrides=[])
-    parser.epilog = "Every key of the config can be given as --key=value."
+    nanogpt = " ".join(key for key in FIELD_TYPES if key not in GPTFIT_KEYS)
+    ours = " ".join(key for key in FIELD_TYPES if key in GPTFIT_KEYS)
+    parser.epilog = f"Keys, each as --key=value. nanoGPT's: {nanogpt}. gptfit's own: {ours}."
 
 
 def load(args: argparse.Namespace, checked: bool = True) -> Loaded:

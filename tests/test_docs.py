@@ -1,0 +1,67 @@
+"""Docs that cannot lie: every verb has a real example, the file map equals the tree, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from gptfit.cli import VERBS, Parser, available_verbs
+from gptfit.config import FIELD_TYPES
+
+REPO = Path(__file__).resolve().parent.parent
+README = (REPO / "README.md").read_text(encoding="utf-8")
+PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
+
+
+def commands(text: str) -> list[str]:
+    """The gptfit commands typed in a page's code blocks, continuation lines joined."""
+    blocks = re.findall(r"```(?:bash|console|sh|text)\n(.*?)```", text, flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.removeprefix("$ ").strip() for line in lines if re.match(r"(\$ )?gptfit [a-z]", line)]
+
+
+def test_every_verb_in_the_table_has_its_file() -> None:
+    assert available_verbs() == list(VERBS)
+
+
+@pytest.mark.parametrize("verb", available_verbs())
+def test_readme_shows_each_verb_with_an_example(verb: str) -> None:
+    assert any(command.split()[1] == verb for command in commands(README)), f"README has no example of gptfit {verb}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_documented_command_parses(page: Path) -> None:
+    for command in commands(page.read_text(encoding="utf-8")):
+        words = shlex.split(command, comments=True)[1:]
+        for stop in ("|", ">", "&&", "&"):
+            words = words[: words.index(stop)] if stop in words else words
+        verb = import_module(f"gptfit.verbs.{words[0]}")
+        parser = Parser(prog=f"gptfit {words[0]}", allow_abbrev=False)
+        verb.add_arguments(parser)
+        _, rest = parser.parse_known_args(words[1:])
+        for word in rest:
+            key = word.removeprefix("--").partition("=")[0]
+            assert word.endswith(".py") or key in FIELD_TYPES, f"{page.name}: {command}: {word}"
+
+
+def test_the_file_map_equals_the_tree() -> None:
+    done = subprocess.run([sys.executable, REPO / "tools" / "readme_map.py", "--check"])
+    assert done.returncode == 0, "run `make fix` (or python tools/readme_map.py)"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_local_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_readme_is_in_the_promised_order() -> None:
+    headings = ["```console", "make quickstart", "## Verbs", "## Coming from nanoGPT", "## File map", "## Contributing"]
+    places = [README.index(heading) for heading in headings]
+    assert places == sorted(places)
