@@ -1,0 +1,187 @@
+"""Memory of a training step by part: what torch allocates, what nvidia-smi shows, and what fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from gptfit.estimate import Estimate
+from gptfit.gpus import GPU
+from gptfit.plan.setting import Setting
+from gptfit.shape import ModelShape, Weight
+from gptfit.units import GIB, MIB
+
+WEIGHT_BYTES = 4  # float32 master weights, as nanoGPT keeps them
+GRADIENT_BYTES = 4
+# Optimizer state per weight. Muon keeps one momentum for matrices; AdamW two moments; 8-bit AdamW two bytes.
+ADAMW_STATE_BYTES = 8
+MUON_STATE_BYTES = 4
+ADAMW8BIT_STATE_BYTES = 2.03  # two 8-bit moments and one float32 scale per 256 weights and moment
+
+# Largest micro-batch worth naming; beyond it no published curve still rises.
+MICRO_BATCH_LIMIT = 1024
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Every number of the model that is not arithmetic. Derivations and errors: docs/formulas.md."""
+
+    # Saved for backward per token, layer and channel with autocast; tensors counted one by one in formulas.md.
+    block_bytes_eager: float = 38.0
+    # Inductor recomputes element-wise work and keeps fewer tensors; slope of the nvidia-smi rows over micro-batch.
+    block_bytes_compiled: float = 26.0
+    # Rotary, QK-norm and squared ReLU keep a few more (nanochat, autoresearch, parameter-golf rows: 30 to 36).
+    block_bytes_modern: float = 34.0
+    # Input of each block, kept in float32 when activations are checkpointed; the blocks are recomputed one by one.
+    checkpoint_bytes: float = 4.0
+    # Per logit: 16-bit logits (2), float32 log-softmax (4) and its gradients (4 + 4); compiled code fuses two away.
+    logit_bytes_eager: float = 14.0
+    logit_bytes_compiled: float = 6.0
+    # With a soft-cap the compiler never materialises float32 logits: 16 bits, and as much for their gradient.
+    logit_bytes_modern: float = 4.0
+    # The float32 logits block stays reserved by the allocator although nothing lives in it any more.
+    logit_bytes_cached: float = 4.0
+    # How softly that block and the optimizer state share memory; from the rows at micro-batch 4, 8 and 16.
+    sharing_bytes: float = 1.45 * GIB
+    # CUDA context, cuBLAS and cuDNN handles: 0.3 GiB on small Ampere cards to 0.9 on a B200.
+    context_bytes: float = 0.46 * GIB
+    # Tokens whose logits exist at once with chunked_loss.
+    chunk_tokens: int = 2048
+
+
+FITTED = Constants()
+ALLOCATED_ERROR = 0.10
+DEVICE_ERROR = 0.08
+
+# What a driver, a desktop and fragmentation take before training starts. Published picks fill 48 and 96 GB cards
+# without a desktop to 97 %, while a 12 GB GeForce in a desktop ran out at 95 %.
+DESKTOP_BYTES = 0.75 * GIB
+HEADLESS_BYTES = 0.25 * GIB
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by part, and the two totals people read: max_memory_allocated and nvidia-smi."""
+
+    parts: dict[str, float]  # weights, gradients, optimizer, activations, logits, workspace
+    allocated: Estimate  # bytes torch allocates at the peak
+    device: Estimate  # bytes nvidia-smi shows for the process
+
+
+def predict(setting: Setting, constants: Constants = FITTED) -> Memory:
+    """Peak memory of one device. The peak is at the loss, where activations and logits are alive together."""
+    weights = setting.shape.n_weights
+    state = state_bytes(setting.shape, setting.optimizer)
+    copies = 2.0 * weights if setting.dtype != "float32" else 0.0  # autocast's 16-bit weights
+    # Gradients are set to None after an update: with a single micro-step none exist yet when the loss peaks.
+    gradients = GRADIENT_BYTES * weights
+    alive_gradients = gradients if setting.accumulation > 1 else 0.0
+    activations = activation_bytes(setting, constants)
+    logits = logit_bytes(setting, constants)
+    at_loss = WEIGHT_BYTES * weights + copies + state + alive_gradients + activations + logits
+    # At the end of backward the activations are gone and every gradient exists.
+    at_update = WEIGHT_BYTES * weights + copies + state + gradients
+    allocated = max(at_loss, at_update)
+    cached = _cached_bytes(setting, state + gradients, constants)
+    device = allocated + cached + constants.context_bytes
+    parts = {
+        "weights": WEIGHT_BYTES * weights + copies,
+        "gradients": gradients if at_update >= at_loss else alive_gradients,
+        "optimizer": state,
+        "activations": activations if at_loss > at_update else 0.0,
+        "logits": logits if at_loss > at_update else 0.0,
+        "workspace": device - allocated,
+    }
+    return Memory(
+        parts,
+        Estimate.within(allocated, ALLOCATED_ERROR, "fit"),
+        Estimate.within(device, DEVICE_ERROR, "fit"),
+    )
+
+
+def activation_bytes(setting: Setting, constants: Constants = FITTED) -> float:
+    """What the blocks keep for the backward pass."""
+    shape = setting.shape
+    per_block = _block_bytes(setting, constants) * shape.n_embd * setting.micro_tokens
+    if not setting.flash:
+        # Scores before and after softmax in 16 bits, the float32 softmax, and the mask's copy.
+        per_block += 12.0 * shape.n_head * shape.block_size * setting.micro_tokens
+    if setting.checkpoint_activations:
+        kept = constants.checkpoint_bytes * shape.n_embd * setting.micro_tokens
+        return kept * shape.n_layer + per_block
+    return per_block * shape.n_layer
+
+
+def logit_bytes(setting: Setting, constants: Constants = FITTED) -> float:
+    """Logits, their softmax and gradients: for a small model with a 50k vocabulary the largest term."""
+    shape, tokens = setting.shape, setting.micro_tokens
+    if setting.chunked_loss:
+        chunk = min(constants.chunk_tokens, tokens)
+        # One chunk's logits in 16 bits and its float32 softmax; then the gradients that are ready in forward:
+        # float32 for the hidden states and for the head, plus the head's 16-bit partial product.
+        chunk_bytes = chunk * shape.vocab_size * (setting.element_bytes + 4.0 + 4.0)
+        return chunk_bytes + 6.0 * tokens * shape.n_embd + 6.0 * shape.vocab_size * shape.n_embd
+    per_logit = constants.logit_bytes_eager
+    if setting.compile:
+        per_logit = constants.logit_bytes_modern if shape.arch == "modern" else constants.logit_bytes_compiled
+    if setting.dtype == "float32":
+        per_logit += 2  # the logits themselves are twice as wide
+    return per_logit * tokens * shape.vocab_size
+
+
+def state_bytes(shape: ModelShape, optimizer: str) -> float:
+    """Optimizer state of all weights."""
+    return sum(weight.size * _state_bytes_per_weight(weight, optimizer) for weight in shape.weights())
+
+
+def usable_bytes(gpu: GPU, used_bytes: float | None = None) -> float:
+    """What a training process can have: the card less what others hold, measured when it is this machine's card."""
+    total = gpu.vram_gib * GIB
+    if used_bytes is not None:
+        return total - max(used_bytes, HEADLESS_BYTES)
+    return total - (DESKTOP_BYTES if gpu.is_geforce else HEADLESS_BYTES)
+
+
+def fits(setting: Setting, gpu: GPU, used_bytes: float | None = None) -> bool:
+    return predict(setting).device.value <= usable_bytes(gpu, used_bytes)
+
+
+def largest_micro_batch(setting: Setting, gpu: GPU, used_bytes: float | None = None) -> int:
+    """The largest micro-batch that fits, 0 if not even one row does. Device memory only grows with it."""
+    low, high = 0, MICRO_BATCH_LIMIT + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(replace(setting, micro_batch=middle), gpu, used_bytes):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _block_bytes(setting: Setting, constants: Constants) -> float:
+    if setting.compile:
+        base = constants.block_bytes_modern if setting.shape.arch == "modern" else constants.block_bytes_compiled
+    else:
+        base = constants.block_bytes_eager
+        if setting.shape.arch == "modern":
+            base += constants.block_bytes_modern - constants.block_bytes_compiled
+    if setting.dtype == "float32":
+        # Two thirds of what is kept is 16 bits wide under autocast (formulas.md), so all-float32 keeps 1.75 times.
+        base *= 1.75
+    return base
+
+
+def _cached_bytes(setting: Setting, state_and_gradients: float, constants: Constants) -> float:
+    """Reserved but not allocated: the part of the float32 logits block that state and gradients do not fill."""
+    if setting.chunked_loss or (setting.compile and setting.shape.arch == "modern"):
+        return 64.0 * MIB + 0.02 * activation_bytes(setting, constants)  # no such block; ordinary fragmentation
+    block = constants.logit_bytes_cached * setting.micro_tokens * setting.shape.vocab_size
+    excess = block - state_and_gradients
+    softness = min(constants.sharing_bytes, 1.05 * state_and_gradients)
+    return (excess + math.hypot(excess, softness)) / 2
+
+
+def _state_bytes_per_weight(weight: Weight, optimizer: str) -> float:
+    if optimizer == "muon" and weight.kind == "matrix":
+        return MUON_STATE_BYTES
+    return ADAMW8BIT_STATE_BYTES if optimizer == "adamw8bit" else ADAMW_STATE_BYTES

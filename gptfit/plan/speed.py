@@ -1,0 +1,200 @@
+"""Speed of a training step: a roofline of matmul FLOPs, bytes moved by everything else, and fixed costs per step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gptfit.estimate import Basis, Estimate
+from gptfit.gpus import GPU
+from gptfit.measured import MeasuredSpeed
+from gptfit.plan import rates
+from gptfit.plan.setting import Setting
+
+A100_TFLOPS = 312.0  # the constant in nanoGPT's estimate_mfu
+
+MATMUL_TILE = 64  # tensor-core kernels compute whole tiles; a width of 504 costs as much as 512
+HEAD_TILE = 32  # flash attention kernels exist for head sizes 32, 64, 96, 128, ...
+NEWTON_SCHULZ_FLOPS = 30  # per matrix weight and unit of its smaller side: 5 iterations of three products; Muon (2024)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Byte counts and fixed costs, fitted by bench/fit_speed.py. Meaning and error of each: docs/formulas.md."""
+
+    block_bytes: float = 146.0  # per token, layer and channel, compiled: norms, GELU, residuals, matmul operands
+    block_bytes_eager: float = 271.0
+    logit_bytes: float = 12.0  # per token and vocabulary entry, compiled: logits, softmax, gradient
+    logit_bytes_eager: float = 22.6
+    score_bytes: float = 38.0  # per attention score when it is written to memory, compiled
+    score_bytes_eager: float = 120.0
+    micro_step_weight_bytes: float = 20.5  # per weight and micro-step: 16-bit copy, gradient, accumulation
+    update_weight_bytes: float = 32.0  # per weight and update: AdamW reads 4 and writes 3 floats, clipping reads 1
+    micro_step_ms: float = 0.5  # host work that the device waits for
+    launch_ms_eager: float = 0.45  # host time to launch one block's kernels, forward and backward
+    update_ms: float = 3.0  # logging, batches, clipping: once per step
+    unaligned_head: float = 1.25  # a vocabulary that is no multiple of 8 costs the head's matmuls this much more
+
+
+FITTED = Constants()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a step costs. `shares` says where the time goes; they sum to one."""
+
+    tokens_per_s: Estimate  # all processes together, evals excluded
+    ms_per_step: Estimate
+    ms_per_micro_step: Estimate
+    tflops: float  # achieved per device, as nanoGPT counts FLOPs
+    mfu: float | None  # of this card's own peak
+    mfu_a100: float  # nanoGPT's figure: of an A100's 312 TFLOPS
+    shares: dict[str, float]
+
+
+def predict(
+    setting: Setting,
+    gpu: GPU,
+    measured: MeasuredSpeed | None = None,
+    constants: Constants = FITTED,
+    rate_constants: rates.Constants = rates.FITTED,
+) -> Speed | None:
+    """Tokens per second on this card, or None when no figure of the card's arithmetic rate exists."""
+    rate = rates.matmul_tflops(gpu, setting.dtype, rate_constants)
+    if rate is None:
+        return None
+    parts = step_parts(setting, gpu, rate.value, constants)
+    if measured is not None:
+        # The trial timed micro-steps; what it did not time (the update, the network) keeps its estimate.
+        micro_s = measured.ms_per_micro_step / 1e3
+        update_s = (measured.ms_per_update / 1e3) if measured.ms_per_update else parts["update"] + parts["host"]
+        micro_parts = sum(parts[name] for name in MICRO_STEP_PARTS)
+        step_s = micro_s * setting.accumulation + update_s + parts["network"]
+        return _speed(setting, gpu, step_s, micro_s, parts, 0.03, 0.03, "measured") if micro_parts else None
+    step_s = sum(parts.values())
+    micro_s = sum(parts[name] for name in MICRO_STEP_PARTS) / setting.accumulation
+    down, up = rates.relative_error(gpu, setting.compile)
+    return _speed(setting, gpu, step_s, micro_s, parts, down, up, "fit")
+
+
+MICRO_STEP_PARTS = ("matmul", "attention", "memory traffic", "launches")
+
+
+def step_parts(setting: Setting, gpu: GPU, matmul_tflops: float, constants: Constants = FITTED) -> dict[str, float]:
+    """Seconds of one whole step by cause, per device."""
+    shape, tokens = setting.shape, setting.micro_tokens
+    flops_per_s = matmul_tflops * 1e12
+    bytes_per_s = gpu.bandwidth_gbs * 1e9
+    passes = 4 / 3 if setting.checkpoint_activations else 1.0  # blocks run forward twice
+    matmul = (block_flops(setting) * passes + head_flops(setting, constants)) * tokens / flops_per_s
+    attention = attention_flops(setting) * passes * tokens / flops_per_s
+    traffic = (block_traffic(setting, constants) * passes + logit_traffic(setting, constants)) * tokens
+    traffic += constants.micro_step_weight_bytes * shape.n_weights
+    on_device = matmul + attention + traffic / bytes_per_s
+    launching = 0.0 if setting.compile else constants.launch_ms_eager * 1e-3 * shape.n_layer
+    # Launches run ahead of the device; only what it has to wait for counts.
+    launches = constants.micro_step_ms * 1e-3 + max(0.0, launching - on_device)
+    update = constants.update_weight_bytes * shape.n_weights / bytes_per_s
+    if setting.optimizer == "muon":
+        update += muon_flops(setting) / flops_per_s
+    return {
+        "matmul": matmul * setting.accumulation,
+        "attention": attention * setting.accumulation,
+        "memory traffic": traffic / bytes_per_s * setting.accumulation,
+        "launches": launches * setting.accumulation,
+        "update": update,
+        "host": constants.update_ms * 1e-3,
+        "network": _network_seconds(setting, gpu),
+    }
+
+
+def block_flops(setting: Setting) -> float:
+    """Of all blocks' matrices, per token, forward and backward, in whole tiles."""
+    padded = _round_up(setting.shape.n_embd, MATMUL_TILE) / setting.shape.n_embd
+    head = setting.shape.vocab_size * setting.shape.n_embd
+    return 6.0 * (setting.shape.matmul_weights - head) * padded**2
+
+
+def head_flops(setting: Setting, constants: Constants = FITTED) -> float:
+    shape = setting.shape
+    aligned = 1.0 if shape.vocab_size % 8 == 0 else constants.unaligned_head
+    return 6.0 * shape.vocab_size * shape.n_embd * aligned
+
+
+def attention_flops(setting: Setting) -> float:
+    """Flash attention does half the scores (causal) but recomputes them in backward: 7*T*C per layer, not 12."""
+    shape = setting.shape
+    if not setting.flash:
+        return 12.0 * shape.n_layer * shape.n_embd * shape.block_size
+    head_size = shape.n_embd / shape.n_head
+    padded = _round_up(math.ceil(head_size), HEAD_TILE) / head_size
+    return 7.0 * shape.n_layer * shape.n_embd * shape.block_size * padded
+
+
+def block_traffic(setting: Setting, constants: Constants = FITTED) -> float:
+    """Bytes the blocks move per token."""
+    shape = setting.shape
+    per_channel = constants.block_bytes if setting.compile else constants.block_bytes_eager
+    traffic = per_channel * shape.n_layer * shape.n_embd
+    if not setting.flash:
+        per_score = constants.score_bytes if setting.compile else constants.score_bytes_eager
+        traffic += per_score * shape.n_layer * shape.n_head * shape.block_size
+    return traffic * _width(setting)
+
+
+def logit_traffic(setting: Setting, constants: Constants = FITTED) -> float:
+    """Bytes of logits, softmax and gradient per token."""
+    fused = setting.compile and not setting.chunked_loss
+    per_logit = constants.logit_bytes if fused else constants.logit_bytes_eager
+    return per_logit * setting.shape.vocab_size * _width(setting)
+
+
+def muon_flops(setting: Setting) -> float:
+    """Newton-Schulz once per update on every matrix."""
+    matrices = [weight for weight in setting.shape.weights() if weight.kind == "matrix"]
+    return float(sum(NEWTON_SCHULZ_FLOPS * weight.size * min(weight.shape) for weight in matrices))
+
+
+def _network_seconds(setting: Setting, gpu: GPU) -> float:
+    """A ring all-reduce of float32 gradients once per step."""
+    n = setting.processes
+    return 2 * (n - 1) / n * 4 * setting.shape.n_weights / (rates.link_gbs(gpu) * 1e9)
+
+
+def _width(setting: Setting) -> float:
+    """float32 runs move half as many bytes again: autocast already keeps norms, residuals and softmax in float32."""
+    return 1.5 if setting.dtype == "float32" else 1.0
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _speed(
+    setting: Setting,
+    gpu: GPU,
+    step_s: float,
+    micro_s: float,
+    parts: dict[str, float],
+    down: float,
+    up: float,
+    basis: Basis,
+) -> Speed:
+    tokens_per_s = setting.tokens_per_step / step_s
+    tflops = setting.shape.flops_per_token * tokens_per_s / setting.processes / 1e12
+    peak = rates.peak_tflops(gpu)
+    total = sum(parts.values())
+    return Speed(
+        tokens_per_s=Estimate(tokens_per_s, tokens_per_s * (1 - down), tokens_per_s * (1 + up), basis),
+        ms_per_step=_time(step_s, down, up, basis),
+        ms_per_micro_step=_time(micro_s, down, up, basis),
+        tflops=tflops,
+        mfu=tflops / peak.value if peak else None,
+        mfu_a100=tflops * setting.processes / A100_TFLOPS,
+        shares={name: seconds / total for name, seconds in parts.items()},
+    )
+
+
+def _time(seconds: float, down: float, up: float, basis: Basis) -> Estimate:
+    """Slower by `down` means longer."""
+    return Estimate(seconds * 1e3, seconds * 1e3 / (1 + up), seconds * 1e3 / (1 - down), basis)
