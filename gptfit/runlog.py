@@ -143,12 +143,15 @@ def _rewind(by_kind: dict[str, list[Event]], event: Event) -> None:
     """A resumed run goes back to its checkpoint: what was written past that point did not become part of it."""
     step = event["step"]
     if by_kind["step"] and step < by_kind["step"][-1]["step"]:
-        for kind in ("step", "eval"):
-            while by_kind[kind] and by_kind[kind][-1]["step"] >= step:
-                by_kind[kind].pop()
-    same = by_kind[event["event"]]
-    while same and same[-1]["step"] >= step:
-        same.pop()
+        _drop_from(by_kind["step"], step)
+        # An eval of step s is taken before update s, so a run that goes on with step s keeps it.
+        _drop_from(by_kind["eval"], step + 1)
+    _drop_from(by_kind[event["event"]], step)
+
+
+def _drop_from(events: list[Event], step: int) -> None:
+    while events and events[-1]["step"] >= step:
+        events.pop()
 
 
 def _last_end(by_kind: dict[str, list[Event]]) -> Event | None:

@@ -1,0 +1,204 @@
+"""The header of a foreign log: its config from a file, the echo or the file name, checked against the log's own MFU."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gptfit.config import DEFAULTS, GPTFIT_KEYS, NANOGPT_VOCAB_SIZE, TrainConfig
+from gptfit.configfile import read_config_file
+from gptfit.gpus import GPU, find_or_none
+from gptfit.heard import Heard
+from gptfit.nanogptlog import flops_per_step_from_mfu
+from gptfit.runlog import Event
+from gptfit.shape import ModelShape
+
+SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size")
+BATCH_KEYS = ("batch_size", "gradient_accumulation_steps", "block_size")
+# The MFU is printed with two decimals and multiplied by a time: 12.87 % is known to 0.04 %. Forks count FLOPs alike.
+MFU_AGREES = 0.01
+# 12x384 (layers x width) and b16x32 (micro-batch x accumulation), as people name their logs.
+_NAME_SHAPE = re.compile(r"(?<![\dx])(\d{1,3})x(\d{2,5})(?![\dx])")
+_NAME_BATCH = re.compile(r"(?<![a-z])b(?:s|atch)?(\d{1,4})x(\d{1,4})(?![\dx])")
+# 4070, rtx3090, 4070ti, a100, h100: words that can only be a card; the table decides.
+_NAME_CARD = re.compile(r"(?:rtx|gtx)?\d{4}(?:ti|super|d)*|[abhv]\d00|gh200", re.I)
+_DULL_NAMES = frozenset(
+    ["log", "logs", "train", "training", "train_log", "out", "output", "stdout", "nohup", "slurm", "run"]
+)
+
+
+def build_header(path: Path, heard: Heard, config_path: Path | None) -> Event:
+    """What is known about the run; None where the log does not say and nothing else was given."""
+    header: Event = {"event": "header", "name": _name(path), "kind": heard.kind, "processes": 1}
+    config = _config(path, heard, config_path)
+    header["config"] = config
+    header["config_file"] = str(config_path) if config_path else None
+    header["tokens_per_step"] = _tokens_per_step(heard, config)
+    header["device"] = _device(path, heard)
+    shape = _shape(config, heard)
+    if shape is not None and heard.kind == "nanogpt":
+        header["shape"] = asdict(shape)
+        header["parameters"] = shape.parameters
+        header["flops_per_token"] = shape.flops_per_token
+    elif heard.kind == "nanochat":
+        header["parameters"] = heard.facts.get("parameters")
+        header["flops_per_token"] = heard.facts.get("flops_per_token")
+        header["processes"] = heard.facts.get("processes", 1)
+    if heard.kind == "nanogpt":
+        _check_against_mfu(header, heard)
+        _check_parameters(header, heard)
+    if heard.facts.get("memory_gib") is not None:
+        header["memory_gib"] = heard.facts["memory_gib"]
+    if "dataset" in config:
+        header["dataset"] = {"folder": config["dataset"]}
+    return header
+
+
+def _name(path: Path) -> str:
+    parent = path.resolve().parent.name
+    return f"{parent}/{path.stem}" if path.stem.lower() in _DULL_NAMES and parent else path.stem
+
+
+def _config(path: Path, heard: Heard, config_path: Path | None) -> dict[str, Any]:
+    """A given file wins over the echo, the echo over the file name. Keys nothing speaks of stay unknown."""
+    if heard.kind == "nanochat":
+        return _nanochat_config(heard)
+    if config_path is not None:
+        file = read_config_file(config_path)
+        heard.notes.append(f"config taken from {config_path}, nanoGPT's defaults for the rest")
+        return _with_defaults({**file.values, **_vocab(heard)})
+    if heard.config or heard.facts.get("saw_header"):
+        return _with_defaults({**heard.config, **_vocab(heard)})
+    return _config_from_name(path, heard)
+
+
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """nanoGPT's own keys with their defaults; gptfit's only where they were said."""
+    theirs = {key: value for key, value in DEFAULTS.items() if key not in GPTFIT_KEYS}
+    return {**theirs, "vocab_size": NANOGPT_VOCAB_SIZE, **values}
+
+
+def _vocab(heard: Heard) -> dict[str, int]:
+    return {"vocab_size": heard.facts["vocab_size"]} if "vocab_size" in heard.facts else {}
+
+
+def _config_from_name(path: Path, heard: Heard) -> dict[str, Any]:
+    """Layers, width and batch from a name like `12x768_b8x64`, believed only if they explain the log's MFU."""
+    shape, batch = _NAME_SHAPE.search(path.stem), _NAME_BATCH.search(path.stem)
+    work = flops_per_step_from_mfu(heard.steps)
+    if not shape or not batch or work is None or batch.start() == shape.start():
+        return {}
+    config = {
+        "n_layer": int(shape[1]),
+        "n_embd": int(shape[2]),
+        "batch_size": int(batch[1]),
+        "gradient_accumulation_steps": int(batch[2]),
+        "block_size": DEFAULTS["block_size"],
+        "bias": DEFAULTS["bias"],
+    }
+    guess = _shape({**config, "n_head": 1}, heard)
+    tokens = _tokens_per_step(heard, config)
+    if guess is None or tokens is None or abs(guess.flops_per_token * tokens / work - 1) > MFU_AGREES:
+        return {}
+    heard.notes.append(
+        f"no config in the log: {shape[1]} layers x {shape[2]} and batch {batch[1]} x {batch[2]} were read from the file name "
+        "and explain the log's own MFU; other keys are unknown, --config supplies them"
+    )
+    return config
+
+
+def _nanochat_config(heard: Heard) -> dict[str, Any]:
+    config = dict(heard.config)
+    for fact, key in (("vocab_size", "vocab_size"), ("max_iters", "max_iters"), ("batch_size", "batch_size")):
+        if fact in heard.facts:
+            config[key] = heard.facts[fact]
+    if "accumulation" in heard.facts:
+        # nanochat counts per process; the key counts all processes together.
+        config["gradient_accumulation_steps"] = heard.facts["accumulation"] * heard.facts.get("processes", 1)
+    return config
+
+
+def _tokens_per_step(heard: Heard, config: dict[str, Any]) -> int | None:
+    if "tokens_per_step" in heard.facts:
+        return int(heard.facts["tokens_per_step"])
+    if heard.kind == "nanogpt" and all(key in config for key in BATCH_KEYS):
+        return TrainConfig.unchecked(**config).tokens_per_iter()
+    products = [
+        line.tokens_per_s * line.ms / 1000 for line in heard.steps if line.tokens_per_s and line.ms and line.clean
+    ]
+    if not products:
+        return None
+    tokens = statistics.median(products)
+    rounded = round(tokens / 1024) * 1024  # batches are rows of a power of two; both factors were rounded when printed
+    return rounded if rounded and abs(rounded / tokens - 1) < 0.002 else round(tokens)
+
+
+def _device(path: Path, heard: Heard) -> dict[str, Any]:
+    device: dict[str, Any] = {}
+    if "device_name" in heard.facts:
+        device = {"name": heard.facts["device_name"], "gpu": heard.facts["device_name"]}
+    else:
+        card = _card_in_name(path)
+        if card is not None:
+            device = {"name": card.name, "gpu": card.name, "gpu_basis": "file name"}
+    if "peak_tflops" in heard.facts:
+        device |= {"peak_tflops": heard.facts["peak_tflops"], "peak_basis": "printed in the log"}
+    return device
+
+
+def _card_in_name(path: Path) -> GPU | None:
+    words = re.split(r"[^0-9A-Za-z]+", path.stem)
+    for i, word in enumerate(words):
+        if _NAME_CARD.fullmatch(word):
+            # The longest name first: 4070_ti_super is not a 4070.
+            for length in (3, 2, 1):
+                card = find_or_none(" ".join(words[i : i + length]))
+                if card is not None:
+                    return card
+    return None
+
+
+def _shape(config: dict[str, Any], heard: Heard) -> ModelShape | None:
+    if not all(isinstance(config.get(key), int) for key in SHAPE_KEYS if key != "n_head"):
+        return None
+    return TrainConfig.unchecked(**config).shape(heard.facts.get("vocab_size"))
+
+
+def _check_against_mfu(header: Event, heard: Heard) -> None:
+    """The printed MFU and time say how many FLOPs one card did per step: this tells the cards apart from the config."""
+    work = flops_per_step_from_mfu(heard.steps)
+    header["flops_per_step"] = work
+    per_token, per_step = header.get("flops_per_token"), header.get("tokens_per_step")
+    if work is None or per_token is None or per_step is None:
+        return
+    ratio = per_token * per_step / work
+    cards = max(1, round(ratio))
+    if abs(ratio / cards - 1) <= 2 * MFU_AGREES:
+        header["processes"] = cards
+        header["flops_per_step"] = work * cards
+        if cards > 1:
+            heard.notes.append(f"the log's MFU is of one card; {cards} cards shared each step")
+    else:
+        header["flops_per_step"] = per_token * per_step
+        heard.notes.append(
+            f"the config implies {per_token * per_step:.3g} FLOPs per step, the log's own MFU and time imply {work:.3g}: "
+            "is it the config of this log?"
+        )
+
+
+def _check_parameters(header: Event, heard: Heard) -> None:
+    printed = heard.facts.get("parameters_text")
+    if printed is None:
+        return
+    places = len(printed.partition(".")[2])
+    if header.get("parameters") is None:
+        header["parameters"] = round(float(printed) * 1e6)
+    elif f"{header['parameters'] / 1e6:.{places}f}" != printed:
+        heard.notes.append(
+            f"the log says {printed}M parameters, the config makes {header['parameters'] / 1e6:.2f}M: the log's figure is used"
+        )
+        header["parameters"] = round(float(printed) * 1e6)
+        header.pop("shape", None)

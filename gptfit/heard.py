@@ -1,0 +1,120 @@
+"""What a foreign log said, line by line: stitched across restarts, with evals kept out of the step times."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class HeardStep(NamedTuple):
+    """One training line. `clean` is False when its time holds an eval, a compile or a restart too."""
+
+    step: int
+    loss: float
+    ms: float | None
+    clean: bool
+    mfu: float | None = None  # a fraction, as printed; what it is a fraction of is the log's business
+    lr: float | None = None
+    grad_norm: float | None = None
+    memory_gib: float | None = None
+    tokens_per_s: float | None = None
+
+
+class HeardEval(NamedTuple):
+    """One evaluation line, in nats per token or in bits per byte, whichever the trainer prints."""
+
+    step: int
+    train_loss: float | None
+    val_loss: float | None
+    val_bpb: float | None = None
+
+
+@dataclass
+class Heard:
+    """A log being read. Facts printed before a step belong to it; facts after the last step to a run that never began."""
+
+    kind: str
+    steps: list[HeardStep] = field(default_factory=list)
+    evals: list[HeardEval] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _facts_ahead: dict[str, Any] = field(default_factory=dict)
+    _config_ahead: dict[str, Any] = field(default_factory=dict)
+    _restarted: bool = True  # the first line after a start holds compile time
+
+    def learn(self, **facts: Any) -> None:
+        self._facts_ahead.update(facts)
+
+    def learn_config(self, values: dict[str, Any]) -> None:
+        self._config_ahead.update(values)
+
+    def add_step(self, line: HeardStep) -> None:
+        self._settle_facts()
+        if self.steps and line.step < self.steps[-1].step:
+            self._rewind(line.step)
+        while self.steps and self.steps[-1].step >= line.step:
+            self.steps.pop()  # the same line from a second process, or printed twice
+        has_eval = bool(self.evals) and self.evals[-1].step == line.step
+        if self._restarted or has_eval:
+            line = line._replace(clean=False)
+        self.steps.append(line)
+        self._restarted = False
+
+    def add_eval(self, line: HeardEval) -> None:
+        self._settle_facts()
+        if self.steps and line.step < self.steps[-1].step:
+            self._rewind(line.step)
+        while self.evals and self.evals[-1].step >= line.step:
+            self.evals.pop()
+        self.evals.append(line)
+
+    def add_event(self, kind: str, message: str, **extras: Any) -> None:
+        step = self.steps[-1].step if self.steps else 0
+        self.events.append({"event": "event", "kind": kind, "step": step, "message": message, **extras})
+
+    def restarted(self) -> None:
+        """A new process begins: its first line holds compile time."""
+        self._restarted = True
+
+    def _settle_facts(self) -> None:
+        if self._facts_ahead or self._config_ahead:
+            self.facts.update(self._facts_ahead)
+            self.config.update(self._config_ahead)
+            self._facts_ahead, self._config_ahead = {}, {}
+
+    def _rewind(self, step: int) -> None:
+        last = self.steps[-1].step
+        self.add_event("resume", f"went back from step {last} to {step}; the repeated steps replace the earlier ones")
+        while self.steps and self.steps[-1].step >= step:
+            self.steps.pop()
+        while self.evals and self.evals[-1].step >= step:
+            self.evals.pop()
+        self._restarted = True
+
+
+def usual_ms(steps: list[HeardStep]) -> float | None:
+    """The median time of a step that did nothing but train; of all timed steps when none is known to be clean."""
+    clean = [line.ms for line in steps if line.clean and line.ms is not None]
+    timed = clean or [line.ms for line in steps if line.ms is not None]
+    return statistics.median(timed) if timed else None
+
+
+def training_seconds(steps: list[HeardStep]) -> list[float | None]:
+    """Seconds of pure training at the end of each line's step: each gap at its own clean time, else at the median.
+
+    Logs print one line in many and start anywhere, so the steps between two lines are taken to cost what the line says.
+    """
+    usual = usual_ms(steps)
+    if usual is None:
+        return [None] * len(steps)
+    seconds: list[float | None] = []
+    total, before = 0.0, -1
+    for line in steps:
+        ms = line.ms if line.clean and line.ms is not None else usual
+        total += (line.step - before) * ms / 1000
+        before = line.step
+        seconds.append(total)
+    return seconds

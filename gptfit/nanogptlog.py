@@ -1,0 +1,217 @@
+"""Reads what nanoGPT's train.py prints: iter and step lines, the echoed config and the model's own figures."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import statistics
+from typing import Any
+
+from gptfit.config import DEFAULTS, FIELD_TYPES
+from gptfit.configexpr import NotAllowed, evaluate
+from gptfit.configfile import coerce
+from gptfit.errors import ConfigError
+from gptfit.heard import Heard, HeardEval, HeardStep
+from gptfit.logtext import unwrapped
+
+# nanoGPT's estimate_mfu divides by this whatever the card is: the bf16 peak of an A100.
+A100_FLOPS = 312e12
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|-?nan|-?inf)"
+# Not anchored: dates, `[rank0]:`, pod names, quote marks and echoed keys all come before the words in real logs.
+_ITER_HEAD = re.compile(r"iter (\d+): loss ")
+_ITER_WHOLE = re.compile(rf"iter (\d+): loss {_NUMBER}, time {_NUMBER}ms, mfu {_NUMBER}%(.*)", re.I)
+_ITER_SHORT = re.compile(rf"iter (\d+): loss {_NUMBER}(?:, time {_NUMBER}ms)?()()", re.I)
+_EVAL_HEAD = re.compile(r"step (\d+): train loss ")
+_EVAL_WHOLE = re.compile(r"step (\d+): train loss (\d+\.\d{4}|nan|inf), val loss (\d+\.\d{4}|nan|inf)", re.I)
+_EVAL_SHORT = re.compile(rf"step (\d+): train loss {_NUMBER}, val loss {_NUMBER}", re.I)
+_EXTRA = re.compile(rf"(lr|cuda memory|grad[_ ]?norm|norm|tok/s(?:ec)?)[ :=]+{_NUMBER}", re.I)
+_OVERRIDE = re.compile(r"Overriding: (\w+) = (.*)")
+_FILE = re.compile(r"Overriding config with (.+):\s*$")
+_FACTS = (
+    (re.compile(r"tokens per iteration will be: ([\d,]+)"), "tokens_per_step"),
+    (re.compile(r"found vocab_size = ([\d,]+)"), "vocab_size"),
+    (re.compile(r"defaulting to vocab_size of GPT-2 to ([\d,]+)"), "vocab_size"),
+    (re.compile(r"num decayed parameter tensors: \d+, with ([\d,]+)"), "decayed"),
+    (re.compile(r"num non-decayed parameter tensors: \d+, with ([\d,]+)"), "not_decayed"),
+)
+_PARAMETERS = re.compile(r"number of parameters: (\d+(?:\.\d+)?)M")
+# What train.py prints next, so where an echoed config file ends.
+_AFTER_ECHO = re.compile(
+    r"Overriding|tokens per iteration|found vocab_size|defaulting to vocab|Initializing |Resuming training|"
+    r"number of parameters|num (?:non-)?decayed|using fused|compiling the model|iter \d+: loss|step \d+: train loss"
+)
+_EVENTS = (
+    ("saving checkpoint to ", "checkpoint"),
+    ("CUDA out of memory", "oom"),
+    ("OutOfMemoryError", "oom"),
+    ("Resuming training from ", "resume"),
+)
+
+
+def looks_like_nanogpt(line: str) -> bool:
+    return bool(_ITER_HEAD.search(line) or _EVAL_HEAD.search(line))
+
+
+def read_nanogpt(lines: list[str]) -> Heard:
+    """Every iter and step line with what was printed around them."""
+    heard = Heard("nanogpt")
+    skip = 0
+    for i, line in enumerate(lines):
+        if skip:
+            skip -= 1
+        elif "iter " in line and _ITER_HEAD.search(line):
+            skip = _hear_iter(heard, lines, i)
+        elif "step " in line and _EVAL_HEAD.search(line):
+            skip = _hear_eval(heard, lines, i)
+        elif line:
+            skip = _hear_other(heard, lines, i)
+    return heard
+
+
+def _hear_iter(heard: Heard, lines: list[str], i: int) -> int:
+    """One `iter` line, joined with the next ones when a terminal cut it; returns how many lines were joined."""
+    match, extra = _ITER_WHOLE.search(lines[i]), 0
+    if match is None:
+        match, extra = next(unwrapped(lines, i, _ITER_WHOLE.search), (_ITER_SHORT.search(lines[i]), 0))
+    if match is None:
+        return 0
+    step, loss, ms, mfu, rest = match.groups()
+    extras = _extras(rest) if rest else {}
+    heard.add_step(
+        HeardStep(
+            step=int(step),
+            loss=float(loss),
+            ms=float(ms) if ms else None,
+            clean=True,
+            mfu=float(mfu) / 100 if mfu and float(mfu) >= 0 else None,  # -100.00% is "not measured yet"
+            **extras,
+        )
+    )
+    return extra
+
+
+def _extras(rest: str) -> dict[str, float]:
+    """What forks print after the MFU: `, cuda memory 0.499G, lr 6.00e-04, total time 1.30s`."""
+    names = {"lr": "lr", "cuda memory": "memory_gib", "norm": "grad_norm", "tok/s": "tokens_per_s"}
+    found: dict[str, float] = {}
+    for name, value in _EXTRA.findall(rest):
+        name = name.lower()
+        key = "grad_norm" if name.startswith("grad") else names.get(name.removesuffix("ec"), "")
+        if key:
+            found[key] = float(value)
+    return found
+
+
+def _hear_eval(heard: Heard, lines: list[str], i: int) -> int:
+    match, extra = _EVAL_WHOLE.search(lines[i]), 0
+    if match is None:
+        short = _EVAL_SHORT.search(lines[i])
+        match, extra = next(unwrapped(lines, i, _EVAL_WHOLE.search), (short, 0))
+    if match is None:
+        return 0
+    step, train_loss, val_loss = match.groups()
+    heard.add_eval(HeardEval(int(step), float(train_loss), float(val_loss)))
+    return extra
+
+
+def _hear_other(heard: Heard, lines: list[str], i: int) -> int:
+    """Facts, the echoed config and events; returns how many further lines were consumed."""
+    line = lines[i]
+    if "Overriding" in line:
+        return _hear_override(heard, lines, i)
+    for pattern, name in _FACTS:
+        match = pattern.search(line)
+        if match:
+            heard.learn(**{name: int(match[1].replace(",", ""))})
+            heard.learn(saw_header=True)
+    match = _PARAMETERS.search(line)
+    if match:
+        heard.learn(parameters_text=match[1], saw_header=True)
+    for words, kind in _EVENTS:
+        if words in line:
+            heard.add_event(kind, line.strip())
+            if kind == "resume":
+                heard.restarted()
+    if line.lstrip().startswith("{") and "'batch_size'" in line:
+        heard.learn_config(_printed_dict(line))
+    return 0
+
+
+def _hear_override(heard: Heard, lines: list[str], i: int) -> int:
+    match = _OVERRIDE.search(lines[i])
+    if match:
+        heard.learn_config(_statement(f"{match[1]} = {_quoted(match[2].strip())}"))
+        heard.learn(saw_header=True)
+        return 0
+    match = _FILE.search(lines[i])
+    if not match:
+        return 0
+    heard.learn(saw_header=True, config_file=match[1])
+    names: dict[str, Any] = {}
+    count = 0
+    for line in lines[i + 1 :]:
+        if _AFTER_ECHO.search(line):
+            break
+        names.update(_statement(line, names))
+        count += 1
+    heard.learn_config({key: value for key, value in names.items() if key in FIELD_TYPES})
+    return count
+
+
+def _statement(line: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`key = expression` as {key: value}; anything else in an echoed file is prose, so {}."""
+    try:
+        node = ast.parse(line.strip()).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    if len(node) != 1 or not isinstance(node[0], ast.Assign) or not isinstance(node[0].targets[0], ast.Name):
+        return {}
+    name = node[0].targets[0].id
+    try:
+        value = evaluate(node[0].value, {**DEFAULTS, **(names or {})})
+        return {name: coerce(name, value, "log") if name in FIELD_TYPES else value}
+    except (NotAllowed, ConfigError):
+        return {}
+
+
+def _quoted(text: str) -> str:
+    """nanoGPT prints text values without quotes: `Overriding: out_dir = out-small`."""
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return repr(text)
+    return text
+
+
+def _printed_dict(line: str) -> dict[str, Any]:
+    """Some forks print the whole config as one dict."""
+    try:
+        values = ast.literal_eval(line.strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    known = {key: value for key, value in values.items() if key in FIELD_TYPES} if isinstance(values, dict) else {}
+    kept: dict[str, Any] = {}
+    for key, value in known.items():
+        try:
+            kept[key] = coerce(key, value, "log")
+        except ConfigError:
+            continue
+    return kept
+
+
+def flops_per_step_from_mfu(steps: list[HeardStep]) -> float | None:
+    """FLOPs of one step on one card, from the printed MFU and time: nanoGPT divides by an A100's 312 TFLOPS.
+
+    The first MFU of a process is that step's own; later ones are 0.9 of the last plus 0.1 of the step's, so the step's
+    is recovered by undoing the average. The median forgives lines that were not printed one after the other.
+    """
+    for before, line in itertools.pairwise(steps):
+        if before.mfu is None and line.mfu is not None and line.clean and line.ms is not None:
+            return line.mfu * A100_FLOPS * line.ms / 1000
+    work = [
+        (line.mfu - 0.9 * before.mfu) / 0.1 * A100_FLOPS * line.ms / 1000
+        for before, line in itertools.pairwise(steps)
+        if before.mfu is not None and line.mfu is not None and line.clean and line.ms is not None
+    ]
+    return statistics.median(work) if work else None

@@ -1,0 +1,54 @@
+"""`gptfit compare A B`: which run is better and why, from their logs; as text, JSON or a page."""
+
+from __future__ import annotations
+
+import argparse
+
+from gptfit.errors import UsageError
+from gptfit.foreignlog import open_run
+from gptfit.runlog import RunLog
+from gptfit.verbs.common import console, print_json
+
+HELP = (
+    "Two or more runs side by side: what changed, how fast, validation at equal steps, tokens, time and FLOPs, and why."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="a run folder, run.jsonl, or stdout of nanoGPT or nanochat"
+    )
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        default=[],
+        metavar="CONFIG.py",
+        help="configs of logs that do not echo theirs, in the same order",
+    )
+    parser.add_argument("--gpu", help="the card they ran on, where the log does not say")
+    parser.add_argument("--json", action="store_true", help="everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gptfit.verbs.compare_view import print_comparison
+    from gptfit.view.asjson import comparison_json
+    from gptfit.view.compare import compare_runs
+    from gptfit.view.explain import explain
+
+    logs = _open(args.runs, args.config)
+    comparison = compare_runs(logs, args.gpu)
+    explanation = explain(comparison)
+    if args.json:
+        print_json(comparison_json(comparison, explanation))
+        return 0
+    out = console()
+    print_comparison(out, comparison, explanation)
+    return 0
+
+
+def _open(runs: list[str], configs: list[str]) -> list[RunLog]:
+    """One config serves every run that lacks one; several are matched in order."""
+    if len(configs) > 1 and len(configs) != len(runs):
+        raise UsageError(f"--config names {len(configs)} files for {len(runs)} runs; give one, or one per run in order")
+    paths: list[str] | list[None] = configs * len(runs) if len(configs) == 1 else configs or [None] * len(runs)
+    return [open_run(run, config) for run, config in zip(runs, paths, strict=True)]

@@ -1,0 +1,254 @@
+"""RunFacts: one run reduced to what people compare; sizes, speed, MFU, time and its validation points."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gptfit.config import NANOGPT_VOCAB_SIZE, TrainConfig
+from gptfit.gpus import GPU, find, find_or_none
+from gptfit.plan.rates import peak_tflops
+from gptfit.plan.speed import A100_TFLOPS
+from gptfit.runlog import Event, RunLog
+from gptfit.shape import ModelShape
+
+# GeForce cards boost above their data sheet, so a little over 100 % is real; much more is a wrong card or several.
+BELIEVABLE_MFU = 1.15
+# The first steps of a run compile, tune and warm up; they are left out of the median where enough others exist.
+WARM_UP_STEPS = 5
+GPT2_VOCAB_SIZES = (50257, NANOGPT_VOCAB_SIZE)
+
+
+@dataclass(frozen=True)
+class EvalPoint:
+    """One evaluation on all four axes at once. `None` where the log does not tell."""
+
+    step: int
+    val_loss: float | None
+    train_loss: float | None = None
+    val_bpb: float | None = None
+    tokens: float | None = None
+    seconds: float | None = None  # of training; evals and compiling left out
+    flops: float | None = None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What can be said about one run without the others."""
+
+    name: str
+    path: Path
+    kind: str
+    config: dict[str, Any]
+    shape: ModelShape | None
+    parameters: int | None
+    flops_per_token: float | None
+    tokens_per_step: int | None
+    flops_per_step: float | None  # of all cards; from the log's own MFU where the model is not known
+    processes: int
+    micro_steps: int | None
+    ms_per_step: float | None
+    gpu: GPU | None
+    peak_tflops: float | None
+    peak_basis: str
+    memory_gib: float | None
+    last_step: int
+    max_iters: int | None
+    seconds: float | None
+    evals: tuple[EvalPoint, ...]
+    tokenizer: str | None
+    bytes_per_token: float | None
+    train_tokens: int | None = None
+    versions: dict[str, Any] = field(default_factory=dict)
+    device_name: str | None = None
+    config_file: str | None = None
+    ended: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ms_per_micro_step(self) -> float | None:
+        return self.ms_per_step / self.micro_steps if self.ms_per_step and self.micro_steps else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens_per_step / self.ms_per_step * 1000 if self.tokens_per_step and self.ms_per_step else None
+
+    @property
+    def tflops(self) -> float | None:
+        """Achieved per card: the model's FLOPs per second, not the kernels'."""
+        if self.flops_per_step is None or not self.ms_per_step:
+            return None
+        return self.flops_per_step / self.ms_per_step / self.processes / 1e9
+
+    @property
+    def mfu(self) -> float | None:
+        return self.tflops / self.peak_tflops if self.tflops and self.peak_tflops else None
+
+    @property
+    def mfu_a100(self) -> float | None:
+        return self.tflops / A100_TFLOPS if self.tflops else None
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Training time of the whole schedule at the usual step time."""
+        return self.max_iters * self.ms_per_step / 1000 if self.max_iters and self.ms_per_step else None
+
+    @property
+    def is_bpb(self) -> bool:
+        """Whether validation is known in bits per byte only, as nanochat prints it."""
+        return bool(self.evals) and all(point.val_loss is None for point in self.evals)
+
+    def as_config(self) -> TrainConfig | None:
+        """The keys as a config for `plan`, or None when the model or the batch is not known."""
+        known = all(key in self.config for key in ("n_layer", "n_embd", "block_size", "batch_size"))
+        return TrainConfig.unchecked(**self.config) if known and self.kind != "nanochat" else None
+
+
+def run_facts(run: RunLog, gpu_name: str | None = None) -> RunFacts:
+    """`gpu_name` overrides the card the log names; an unknown name is an error, an unnamed card is None."""
+    header, config = run.header, run.config
+    shape = _shape(header)
+    per_token = header.get("flops_per_token") or (shape.flops_per_token if shape else None)
+    per_step = _tokens_per_step(header, config)
+    processes = int(header.get("processes") or 1)
+    gpu, peak, basis = _peak(header, config, gpu_name)
+    dataset = header.get("dataset") or {}
+    facts = RunFacts(
+        name=run.name,
+        path=run.path,
+        kind=str(header.get("kind", "gptfit")),
+        config=config,
+        shape=shape,
+        parameters=header.get("parameters") or (shape.parameters if shape else None),
+        flops_per_token=per_token,
+        tokens_per_step=per_step,
+        flops_per_step=per_token * per_step if per_token and per_step else finite(header.get("flops_per_step")),
+        processes=processes,
+        micro_steps=_micro_steps(config, per_step, processes),
+        ms_per_step=usual_step_ms(run.steps),
+        gpu=gpu,
+        peak_tflops=peak,
+        peak_basis=basis,
+        memory_gib=header.get("memory_gib") or _largest(step.get("memory_gib") for step in run.steps),
+        last_step=max((events[-1]["step"] for events in (run.steps, run.evals) if events), default=0),
+        max_iters=_max_iters(config),
+        seconds=_last_seconds(run),
+        evals=tuple(_eval_point(event, per_step, per_token) for event in run.evals),
+        tokenizer=_tokenizer(dataset, config, header),
+        bytes_per_token=finite(dataset.get("bytes_per_token")),
+        train_tokens=dataset.get("train_tokens"),
+        versions=dict(header.get("versions") or {}),
+        device_name=(header.get("device") or {}).get("name"),
+        config_file=header.get("config_file"),
+        ended=(run.end or {}).get("reason"),
+        notes=(*run.notes, *_card_note(header, gpu, gpu_name)),
+    )
+    return _doubting(facts)
+
+
+def usual_step_ms(steps: tuple[Event, ...]) -> float | None:
+    """The median over steps that did nothing but train."""
+    timed = [step["ms"] for step in steps if isinstance(step.get("ms"), int | float) and step["ms"] > 0]
+    settled = timed[WARM_UP_STEPS:] if len(timed) > 4 * WARM_UP_STEPS else timed
+    return statistics.median(settled) if settled else None
+
+
+def finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _shape(header: Event) -> ModelShape | None:
+    known = header.get("shape")
+    names = ModelShape.__dataclass_fields__
+    if not isinstance(known, dict) or "n_embd" not in known:
+        return None
+    return ModelShape(**{key: value for key, value in known.items() if key in names})
+
+
+def _tokens_per_step(header: Event, config: dict[str, Any]) -> int | None:
+    if header.get("tokens_per_step"):
+        return int(header["tokens_per_step"])
+    if all(key in config for key in ("batch_size", "block_size", "gradient_accumulation_steps")):
+        return TrainConfig.unchecked(**config).tokens_per_iter()
+    return None
+
+
+def _micro_steps(config: dict[str, Any], per_step: int | None, processes: int) -> int | None:
+    micro = config.get("batch_size", 0) * config.get("block_size", 0) * processes
+    return per_step // micro if per_step and micro and per_step % micro == 0 else None
+
+
+def _peak(header: Event, config: dict[str, Any], gpu_name: str | None) -> tuple[GPU | None, float | None, str]:
+    """The card's own dense rate for the run's dtype, and where that figure comes from."""
+    device = header.get("device") or {}
+    named = str(gpu_name or device.get("gpu") or device.get("name") or "")
+    gpu = find(gpu_name) if gpu_name else (find_or_none(named) if named else None)
+    if not gpu_name and finite(device.get("peak_tflops")):
+        return gpu, float(device["peak_tflops"]), str(device.get("peak_basis") or "spec")
+    if gpu is None:
+        return None, None, ""
+    if config.get("dtype") == "float32":
+        return gpu, gpu.tf32_tflops or gpu.fp32_tflops, "spec"  # nanoGPT and gptfit allow tf32
+    peak = peak_tflops(gpu)
+    return gpu, peak.value if peak else None, peak.basis if peak else ""
+
+
+def _doubting(facts: RunFacts) -> RunFacts:
+    if facts.mfu is None or facts.mfu <= BELIEVABLE_MFU:
+        return facts
+    doubt = f"{facts.mfu:.0%} of {facts.peak_tflops:g} TFLOPS is more than the card can do: another card, or several?"
+    return replace(facts, notes=(*facts.notes, doubt))
+
+
+def _card_note(header: Event, gpu: GPU | None, gpu_name: str | None) -> list[str]:
+    basis = (header.get("device") or {}).get("gpu_basis")
+    if gpu is None or gpu_name or not basis:
+        return []
+    return [f"the card, {gpu.name}, is read from the {basis}; --gpu NAME says otherwise"]
+
+
+def _max_iters(config: dict[str, Any]) -> int | None:
+    """A foreign log with nanoGPT's default of 600,000 says so; a log without config says nothing."""
+    value = config.get("max_iters")
+    return int(value) if isinstance(value, int) and value > 0 else None
+
+
+def _last_seconds(run: RunLog) -> float | None:
+    times = [events[-1].get("seconds") for events in (run.steps, run.evals) if events]
+    return _largest(times)
+
+
+def _largest(values: Iterable[Any]) -> float | None:
+    return max((value for value in map(finite, values) if value is not None), default=None)
+
+
+def _eval_point(event: Event, per_step: int | None, per_token: float | None) -> EvalPoint:
+    tokens = finite(event.get("tokens"))
+    if tokens is None and per_step:
+        tokens = float(event["step"] * per_step)
+    return EvalPoint(
+        step=event["step"],
+        val_loss=finite(event.get("val_loss")),
+        train_loss=finite(event.get("train_loss")),
+        val_bpb=finite(event.get("val_bpb")),
+        tokens=tokens,
+        seconds=finite(event.get("seconds")),
+        flops=tokens * per_token if tokens is not None and per_token else None,
+    )
+
+
+def _tokenizer(dataset: dict[str, Any], config: dict[str, Any], header: Event) -> str | None:
+    """What text became tokens: the name and hash where known, else the vocabulary's size, which tells most apart."""
+    if dataset.get("tokenizer"):
+        sha = str(dataset.get("tokenizer_sha256") or "")
+        return f"{dataset['tokenizer']} {sha[:8]}".strip()
+    if header.get("kind") == "nanochat":
+        return f"nanochat's own, {config['vocab_size']:,} tokens" if config.get("vocab_size") else "nanochat's own"
+    vocab = config.get("vocab_size") or (header.get("shape") or {}).get("vocab_size")
+    if not vocab:
+        return None
+    return "gpt2" if vocab in GPT2_VOCAB_SIZES else f"{vocab:,} tokens"
