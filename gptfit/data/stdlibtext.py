@@ -17,7 +17,9 @@ from gptfit.errors import DataError
 SHORTEST_DOCUMENT = 200  # characters; shorter docstrings teach little and are mostly boilerplate
 ROWS_PER_GROUP = 500
 # Tests and vendored code are long and repetitive; they would be most of the text.
-SKIPPED_FOLDERS = frozenset(("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "ensurepip", "__pycache__"))
+SKIPPED_FOLDERS = frozenset(
+    ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "ensurepip", "__pycache__")
+)
 
 
 def write_stdlib_parquet(path: Path) -> int:

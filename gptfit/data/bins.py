@@ -1,0 +1,95 @@
+"""Token files: appended with plain writes, cut back to a known length, and published under their name when whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptfit.errors import DataError
+
+PART = ".part"  # what is being written never bears the final name
+
+
+class TokenFile:
+    """One growing file of raw little-endian token ids. Never a memory map: a full disk must be an error, not a signal."""
+
+    def __init__(self, path: Path, keep_bytes: int) -> None:
+        """Opens PATH.part and cuts it to `keep_bytes`, the length the journal vouches for."""
+        self.path = path
+        self.size = keep_bytes
+        try:
+            self._fd = os.open(_part(path), os.O_WRONLY | os.O_CREAT, 0o644)
+            if os.fstat(self._fd).st_size < keep_bytes:
+                os.close(self._fd)
+                raise DataError(f"{_part(path)}: is shorter than its journal says; start over with --restart")
+            os.ftruncate(self._fd, keep_bytes)
+            os.lseek(self._fd, keep_bytes, os.SEEK_SET)
+        except OSError as error:
+            raise write_error(path, error) from None
+
+    def append(self, tokens: NDArray[np.unsignedinteger]) -> None:
+        view = np.ascontiguousarray(tokens).view(np.uint8).data
+        try:
+            while view.nbytes:
+                written = os.write(self._fd, view)
+                view = view[written:]
+                self.size += written
+        except OSError as error:
+            raise write_error(self.path, error) from None
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise write_error(self.path, error) from None
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def publish(path: Path, size: int) -> None:
+    """Give PATH.part its name; doing it again after a crash changes nothing."""
+    part = _part(path)
+    if part.exists():
+        os.replace(part, path)
+    if not path.exists() or path.stat().st_size != size:
+        raise DataError(f"{path}: is not what the journal says was written; start over with --restart")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All of it or nothing: temporary name, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(path.name + PART)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in it survive a power cut (Windows has no such call)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_error(path: Path, error: OSError) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(f"{path}: the disk is full; free some space and run the same command again to go on")
+    return DataError(f"{path}: cannot write ({error.strerror}); run the same command again to go on")
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + PART)

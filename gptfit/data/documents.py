@@ -1,0 +1,173 @@
+"""Documents: the texts of a unit of work in batches, with what was skipped or repaired and why."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from pyarrow.parquet import ParquetFile
+
+from gptfit.data.lines import Read, read_csv, read_jsonl, read_txt
+from gptfit.data.parquet import OpenFiles, read_batches
+from gptfit.data.sources import Source
+from gptfit.data.split import SplitRule
+from gptfit.data.tokenizer import SURROGATE, without_surrogates
+from gptfit.data.work import BATCH_BYTES, SHUFFLE_BYTES, Span, Unit
+from gptfit.errors import DataError
+
+MOST_PROBLEMS = 3  # of one kind told per batch; all are counted
+
+
+@dataclass
+class Batch:
+    """Documents ready to encode. The last one may be unfinished (`continues`)."""
+
+    texts: list[str]
+    val: NDArray[np.bool_]
+    source_bytes: int = 0
+    rows: int = 0
+    continues: bool = False
+    skipped: Counter[str] = field(default_factory=Counter)
+    replaced: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read: everything a worker needs besides the unit. Plain data, so it travels to other machines."""
+
+    sources: tuple[Source, ...]
+    text_column: str
+    split: SplitRule
+    skip_bad: bool
+    shuffle_seed: int | None
+
+
+def read_unit(reading: Reading, unit: Unit, files: OpenFiles) -> Generator[Batch, None, None]:
+    """The unit's documents in their final order."""
+    batches = _in_order(reading, unit, files)
+    return batches if reading.shuffle_seed is None else _mixed(batches, reading.shuffle_seed, unit.index)
+
+
+def _in_order(reading: Reading, unit: Unit, files: OpenFiles) -> Generator[Batch, None, None]:
+    for span in unit.spans:
+        source = reading.sources[span.source]
+        try:
+            row = span.group.first_row if span.group else 0
+            for read in _read_span(source, span, reading, files):
+                yield _usable(read, row, source, reading.split)
+                row += len(read.values) - read.continues
+        except DataError as error:
+            if not reading.skip_bad:
+                raise
+            yield _unreadable(span, str(error))
+
+
+def _unreadable(span: Span, why: str) -> Batch:
+    rows = span.group.rows if span.group else 1
+    return Batch([], np.zeros(0, np.bool_), skipped=Counter({"unreadable": rows}), problems=[f"{why} (skipped)"])
+
+
+def _read_span(source: Source, span: Span, reading: Reading, files: OpenFiles) -> Iterator[Read]:
+    if source.kind == "parquet":
+        return _read_row_group(files.get(source), source, span, reading.text_column)
+    if source.kind == "txt":
+        return read_txt(source, BATCH_BYTES, reading.split.fraction if reading.split.kind == "tail" else None)
+    read = read_jsonl if source.kind == "jsonl" else read_csv
+    return read(source, reading.text_column, BATCH_BYTES)
+
+
+def _read_row_group(file: ParquetFile, source: Source, span: Span, column: str) -> Iterator[Read]:
+    assert span.group is not None
+    rows = told = 0
+    for values in read_batches(file, column, span.group, BATCH_BYTES, source.name):
+        rows += len(values)
+        done = span.source_bytes * rows // span.group.rows
+        yield Read(values, done - told)
+        told = done
+
+
+def _usable(read: Read, first_row: int, source: Source, split: SplitRule) -> Batch:
+    """Nulls and empty texts dropped, broken text repaired, each counted; and the split of every document."""
+    values = read.values
+    rows = np.arange(first_row, first_row + len(values))
+    val = split.is_val(source.key, rows) if read.val is None else np.full(len(values), read.val)
+    batch = Batch([], val, read.source_bytes, len(values) - read.continues, read.continues)
+    kept = np.ones(len(values), np.bool_)
+    for i, value in enumerate(values):
+        if type(value) is str and value:
+            batch.texts.append(value)
+        elif isinstance(value, bytes) and value:
+            batch.texts.append(value.decode("utf-8", "replace"))
+            _tell(
+                batch.replaced, batch.problems, "invalid UTF-8", f"{source.name}: row {rows[i]}: invalid UTF-8 replaced"
+            )
+        else:
+            kept[i] = False
+            reason = "null" if value is None else "empty"
+            _tell(batch.skipped, batch.problems, reason, f"{source.name}: row {rows[i]}: {reason} text skipped")
+    batch.val = val[kept]
+    if source.kind == "jsonl":  # JSON may spell half a surrogate pair; Parquet, CSV and text cannot hold one
+        _repair_surrogates(batch, source, rows[kept])
+    return batch
+
+
+def _repair_surrogates(batch: Batch, source: Source, rows: NDArray[np.int64]) -> None:
+    for i, text in enumerate(batch.texts):
+        if not text.isascii() and SURROGATE.search(text):
+            batch.texts[i] = without_surrogates(text)
+            line = f"{source.name}: row {rows[i]}: lone surrogate replaced"
+            _tell(batch.replaced, batch.problems, "lone surrogate", line)
+
+
+def _tell(counter: Counter[str], problems: list[str], reason: str, line: str) -> None:
+    counter[reason] += 1
+    if counter[reason] <= MOST_PROBLEMS:
+        problems.append(line)
+
+
+def _mixed(batches: Iterator[Batch], seed: int, unit: int) -> Generator[Batch, None, None]:
+    """Documents of up to SHUFFLE_BYTES at a time in a seeded order, in batches of about BATCH_BYTES."""
+    waiting: list[Batch] = []
+    size = window = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += sum(map(len, batch.texts))
+        if size >= SHUFFLE_BYTES and not batch.continues:
+            yield from _shuffled(waiting, random.Random(f"{seed} {unit} {window}"))
+            waiting, size, window = [], 0, window + 1
+    if waiting:
+        yield from _shuffled(waiting, random.Random(f"{seed} {unit} {window}"))
+
+
+def _shuffled(batches: list[Batch], rng: random.Random) -> Iterator[Batch]:
+    documents = [pair for batch in batches for pair in zip(batch.texts, batch.val.tolist(), strict=True)]
+    rng.shuffle(documents)
+    first = Batch([], np.zeros(0, np.bool_))
+    for batch in batches:  # what happened to the rows is reported once, with the first documents
+        first.source_bytes += batch.source_bytes
+        first.rows += batch.rows
+        first.skipped += batch.skipped
+        first.replaced += batch.replaced
+        first.problems += batch.problems
+    for start, stop in slices([len(text) for text, _ in documents], BATCH_BYTES) or [(0, 0)]:
+        chosen = documents[start:stop]
+        batch = first if start == 0 else Batch([], np.zeros(0, np.bool_))
+        batch.texts = [text for text, _ in chosen]
+        batch.val = np.array([val for _, val in chosen], np.bool_)
+        yield batch
+
+
+def slices(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Cuts a list into runs whose sizes add up to about `most`."""
+    cuts, start, total = [], 0, 0
+    for i, size in enumerate(sizes):
+        total += size
+        if total >= most:
+            cuts.append((start, i + 1))
+            start, total = i + 1, 0
+    return [*cuts, (start, len(sizes))] if start < len(sizes) else cuts

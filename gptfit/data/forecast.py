@@ -1,0 +1,206 @@
+"""The forecast before work: footers of all files, a small sample encoded, the split rule, disk and time."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import stdev
+
+import numpy as np
+from pyarrow.parquet import ParquetFile
+
+from gptfit.data.documents import Batch, Reading, read_unit
+from gptfit.data.encode import encode_documents
+from gptfit.data.options import TAIL_FRACTION, Forecast, PrepareOptions, Report
+from gptfit.data.parquet import OpenFiles, find_text_column, open_parquet, row_groups
+from gptfit.data.sources import Source, find_sources
+from gptfit.data.split import SplitRule, hash_rule
+from gptfit.data.tokenizer import Tokenizer, byte_tokenizer
+from gptfit.data.work import Span, Unit, plan_units
+from gptfit.errors import DataError
+from gptfit.estimate import Estimate
+
+SAMPLED_SPANS = 6  # each gives up to one batch (4 MiB of text): under a second of work
+COUNTED_LINE_BYTES = 64 * 2**20  # line files up to this are read once to count their rows, for an exact split
+WIDE_RANGE, NARROW_RANGE = 0.15, 0.02  # relative: from one sample, and the least that several may claim
+
+
+@dataclass(frozen=True)
+class Laid:
+    """The work laid out: sources, units and how to read them."""
+
+    reading: Reading
+    units: list[Unit]
+    rows: dict[int, int]  # by source; line files are missing when not counted
+    skipped_files: list[dict[str, str]]
+    forecast: Forecast
+
+
+def lay_out(options: PrepareOptions, tokenizer: Tokenizer | None, report: Report) -> Laid:
+    """Reads every footer, samples the text, and settles the split. `tokenizer` is None for chars, not yet known."""
+    skipped: list[dict[str, str]] = []
+
+    def skip(name: str, why: str) -> None:
+        skipped.append({"path": name, "why": why})
+        report.note(f"{why} (file skipped)")
+
+    sources, spans, rows = _open_all(options, find_sources(options.sources, skip if options.skip_bad else None), skip)
+    tail = _is_tail(options, sources)
+    plain = Reading(tuple(sources), options.text_column, SplitRule("hash", 0, 0), options.skip_bad, None)
+    sample = _sample(plain, spans, tokenizer or byte_tokenizer())
+    if not tail:
+        rows |= _count_lines(plain, spans, rows)
+    tokens = _expected_tokens(sample, spans, sum(rows.values()), options)
+    text_bytes = sum(span.text_bytes or span.source_bytes * sample.text_per_source for span in spans)
+    if tail:
+        fraction = TAIL_FRACTION if options.val_fraction is None else options.val_fraction
+        rule = SplitRule("tail", fraction, options.seed)
+    else:
+        known = [(s.key, rows[i]) for i, s in enumerate(sources)] if len(rows) == len(sources) else None
+        rule = hash_rule(options.val_fraction, options.seed, known, tokens.value)
+    shuffle_seed = options.seed if options.shuffle else None
+    reading = Reading(tuple(sources), options.text_column, rule, options.skip_bad, shuffle_seed)
+    item_bytes = np.dtype(tokenizer.dtype if tokenizer else "uint16").itemsize
+    forecast = Forecast(
+        files=len(sources),
+        rows=sum(rows.values()) if len(rows) == len(sources) else None,
+        source_bytes=sum(span.source_bytes for span in spans),
+        text_bytes=text_bytes,
+        tokens=tokens,
+        seconds=sample.seconds_per_token * tokens.value / options.n_workers,
+        disk_needed=int(tokens.high * item_bytes),
+        disk_free=free_bytes(options.out),
+        split=rule,
+        tokenizer=options.tokenizer,
+        workers=options.n_workers,
+    )
+    return Laid(reading, plan_units(spans, shuffle_seed), rows, skipped, forecast)
+
+
+def _open_all(
+    options: PrepareOptions, sources: Sequence[Source], skip: Callable[[str, str], None]
+) -> tuple[list[Source], list[Span], dict[int, int]]:
+    """The sources that can be read, their spans, and the rows of the Parquet ones."""
+    good: list[Source] = []
+    spans: list[Span] = []
+    rows: dict[int, int] = {}
+    for source in sources:
+        try:
+            found = _spans(source, len(good), options.text_column)
+        except DataError as error:
+            if not options.skip_bad:
+                raise
+            skip(source.name, str(error))
+            continue
+        if source.kind == "parquet":
+            rows[len(good)] = sum(span.group.rows for span in found if span.group)
+        spans += found
+        good.append(source)
+    if not spans:
+        raise DataError(f"no documents in {', '.join(options.sources)}; check the sources")
+    return good, spans, rows
+
+
+def _spans(source: Source, index: int, column: str) -> list[Span]:
+    if source.kind != "parquet":
+        if source.size == 0:
+            raise DataError(f"{source.name}: is empty (0 bytes); download it again")
+        return [Span(index, source.size, 0)]
+    # A local path rather than an open file: the error for a file that is no Parquet looks at its first bytes.
+    if source.is_remote:
+        with source.open() as opened:
+            file = open_parquet(opened, source.name)
+            return _parquet_spans(file, source, index, column)
+    return _parquet_spans(open_parquet(source.location, source.name), source, index, column)
+
+
+def _parquet_spans(file: ParquetFile, source: Source, index: int, column: str) -> list[Span]:
+    find_text_column(file, column, source.name)
+    groups = row_groups(file, column)
+    return [Span(index, max(1, group.packed_bytes), group.text_bytes, group) for group in groups if group.rows]
+
+
+def _is_tail(options: PrepareOptions, sources: Sequence[Source]) -> bool:
+    single_text = len(sources) == 1 and sources[0].kind == "txt"
+    if options.split == "tail" and not single_text:
+        raise DataError("--split tail cuts one text: give a single .txt file, or use --split hash")
+    return single_text and options.split != "hash"
+
+
+@dataclass(frozen=True)
+class _Sample:
+    tokens_per_text_byte: list[float]
+    tokens_per_source_byte: float  # of line files
+    text_per_source: float
+    seconds_per_token: float
+
+
+def _sample(reading: Reading, spans: Sequence[Span], tokenizer: Tokenizer) -> _Sample:
+    """The first batch of a few spans, spread over all of them."""
+    wanted = min(SAMPLED_SPANS, len(spans))
+    chosen = [spans[(2 * i + 1) * len(spans) // (2 * wanted)] for i in range(wanted)]
+    ratios: list[float] = []
+    tokens = text_bytes = source_bytes = 0
+    started = time.process_time()
+    for batch in _first_batches(reading, chosen):
+        piece = encode_documents(batch, tokenizer, None)
+        ratios.append(int(piece.lengths.sum()) / max(1, int(piece.text_bytes.sum())))
+        tokens += int(piece.lengths.sum())
+        text_bytes += int(piece.text_bytes.sum())
+        source_bytes += piece.source_bytes
+    seconds = time.process_time() - started
+    return _Sample(ratios, tokens / max(1, source_bytes), text_bytes / max(1, source_bytes), seconds / max(1, tokens))
+
+
+def _first_batches(reading: Reading, spans: Sequence[Span]) -> Iterator[Batch]:
+    with closing(OpenFiles()) as files:
+        for span in spans:
+            with closing(read_unit(reading, Unit(0, (span,)), files)) as batches:
+                batch = next(batches, None)
+            if batch is not None and batch.texts:
+                yield batch
+
+
+def _expected_tokens(sample: _Sample, spans: Sequence[Span], rows: int, options: PrepareOptions) -> Estimate:
+    ratios = sample.tokens_per_text_byte
+    if not ratios:
+        return Estimate(0.0, 0.0, 0.0, "measured")
+    mean = sum(ratios) / len(ratios)
+    parquet = sum(span.text_bytes for span in spans if span.group)
+    lines = sum(span.source_bytes for span in spans if not span.group)
+    value = parquet * mean + lines * sample.tokens_per_source_byte + rows
+    spread = (
+        WIDE_RANGE if len(ratios) < 2 or lines else max(NARROW_RANGE, 2 * stdev(ratios) / mean / len(ratios) ** 0.5)
+    )
+    found = Estimate.within(value, min(spread, 0.9), "measured")
+    share = 1.0
+    if options.limit_tokens is not None:
+        share = min(share, options.limit_tokens / max(1.0, value))
+    if options.limit_documents is not None and rows:
+        share = min(share, options.limit_documents / rows)
+    return found.map(share)
+
+
+def _count_lines(reading: Reading, spans: Sequence[Span], rows: dict[int, int]) -> dict[int, int]:
+    """Rows of the line files, when they are small enough to be read twice."""
+    line_spans = [span for span in spans if span.group is None]
+    if sum(span.source_bytes for span in line_spans) > COUNTED_LINE_BYTES:
+        return {}
+    with closing(OpenFiles()) as files:
+        return {
+            span.source: sum(batch.rows for batch in read_unit(reading, Unit(0, (span,)), files))
+            for span in line_spans
+            if span.source not in rows
+        }
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space where the folder is or will be."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free

@@ -1,0 +1,105 @@
+"""The journal of an unfinished prepare: how far it came, for which options and sources, and the folder's lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gptfit.data.bins import write_whole
+from gptfit.errors import DataError
+
+FORMAT = "gptfit-prepare-journal"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Everything before (unit, piece) is in the token files, whose lengths are here."""
+
+    options: Mapping[str, Any]
+    sources: tuple[Mapping[str, Any], ...]
+    unit: int = 0
+    piece: int = 0
+    train_bytes: int = 0
+    val_bytes: int = 0
+    source_bytes: int = 0
+    seconds: float = 0.0
+    complete: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> str:
+        return json.dumps({"format": FORMAT, "version": VERSION} | vars(self), indent=1)
+
+    def write(self, path: Path) -> None:
+        write_whole(path, self.as_json().encode())
+
+
+def read_journal(path: Path) -> Journal | None:
+    """The journal in a folder, or None when there is none."""
+    try:
+        content = json.loads(path.read_bytes())
+        if content.pop("format") != FORMAT or content.pop("version") != VERSION:
+            raise ValueError("written by another version")
+        content["counts"] = Counter(content["counts"])
+        content["sources"] = tuple(content["sources"])
+        return Journal(**content)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: damaged journal ({error}); start over with --restart") from None
+
+
+def resume_point(path: Path, fresh: Journal) -> Journal:
+    """Where to go on: `fresh` when nothing was begun, else the journal if it is about the same work."""
+    found = read_journal(path)
+    if found is None:
+        return fresh
+    wanted = json.loads(fresh.as_json())
+    changed = [
+        f"{key} was {found.options.get(key)!r}, now {value!r}"
+        for key, value in wanted["options"].items()
+        if found.options.get(key) != value
+    ]
+    if changed:
+        raise DataError(
+            f"{path.parent}: holds an unfinished prepare with other options ({'; '.join(changed)}); "
+            "use the same options to go on, or --restart to start over"
+        )
+    if list(found.sources) != wanted["sources"]:
+        raise DataError(
+            f"{path.parent}: {_first_difference(found.sources, wanted['sources'])} since this prepare began; "
+            "--restart starts over"
+        )
+    return replace(found, options=fresh.options, sources=fresh.sources)
+
+
+def _first_difference(before: tuple[Mapping[str, Any], ...], now: list[Mapping[str, Any]]) -> str:
+    for old, new in zip(before, now, strict=False):
+        if old != new:
+            return f"{old['path']} changed" if old["path"] == new["path"] else f"{old['path']} became {new['path']}"
+    return f"the sources changed from {len(before)} to {len(now)} files"
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """One prepare per folder at a time; the system lets go of the lock when a process dies."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise DataError(f"{folder}: another prepare is writing here; wait for it or use another --out") from None
+    finally:
+        os.close(descriptor)

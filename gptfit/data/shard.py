@@ -1,0 +1,162 @@
+"""A shard: a run of units written to one pair of token files, with its own journal, stoppable at any instant."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gptfit.data.bins import TokenFile, publish, sync_folder
+from gptfit.data.documents import Reading
+from gptfit.data.encode import Piece
+from gptfit.data.journal import Journal, resume_point
+from gptfit.data.pipeline import encoded_pieces
+from gptfit.data.tokenizer import Tokenizer
+from gptfit.data.work import Unit
+from gptfit.errors import DataError
+
+JOURNAL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every shard of one prepare has in common."""
+
+    reading: Reading
+    separator: int | None
+    workers: int
+    limit_documents: int | None = None
+    limit_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some consecutive units and where their tokens go."""
+
+    units: tuple[Unit, ...]
+    train: Path
+    val: Path
+    journal: Path
+
+
+# Called now and then with the state so far and the lines about bad rows since the last call.
+OnProgress = Callable[[Journal, list[str]], None]
+
+
+def write_shard(job: Job, shard: Shard, fresh: Journal, tokenizer: Tokenizer, on_progress: OnProgress) -> Journal:
+    """From where the journal stands to the end; returns the last state, with the files under their final names."""
+    state = resume_point(shard.journal, replace(fresh, unit=shard.units[0].index))
+    if not state.complete:
+        state = _write_units(job, shard, state, tokenizer, on_progress)
+    publish(shard.train, state.train_bytes)
+    publish(shard.val, state.val_bytes)
+    sync_folder(shard.train.parent)
+    return state
+
+
+def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, on_progress: OnProgress) -> Journal:
+    train = TokenFile(shard.train, state.train_bytes)
+    val = TokenFile(shard.val, state.val_bytes)
+    started = saved = time.monotonic() - state.seconds
+    problems: list[str] = []
+
+    def save() -> None:
+        train.sync()
+        val.sync()
+        state.write(shard.journal)
+
+    try:
+        save()
+        on_progress(state, problems)
+        units = [unit for unit in shard.units if unit.index >= state.unit]
+        for unit, number, piece in encoded_pieces(
+            job.reading, tokenizer, job.separator, units, state.piece, job.workers
+        ):
+            if piece is None:
+                state = replace(state, unit=unit.index + 1, piece=0)
+                continue
+            piece, full = _within_limits(piece, job, state.counts)
+            train.append(piece.train)
+            val.append(piece.val)
+            problems += piece.problems
+            state = _after(state, piece, number, train.size, val.size, time.monotonic() - started)
+            if full:
+                break
+            if time.monotonic() - saved >= JOURNAL_SECONDS:
+                save()
+                saved = time.monotonic()
+                on_progress(state, problems)
+                problems = []
+        state = replace(state, complete=True)
+        save()
+        on_progress(state, problems)
+        return state
+    except BaseException:
+        with suppress(DataError):  # on a full disk the journal of a second ago still stands
+            save()
+        raise
+    finally:
+        train.close()
+        val.close()
+
+
+def _within_limits(piece: Piece, job: Job, counts: Counter[str]) -> tuple[Piece, bool]:
+    """The piece, or its documents up to the limit and True."""
+    keep = len(piece.lengths)
+    if job.limit_documents is not None:
+        keep = min(keep, job.limit_documents - counts["train.documents"] - counts["val.documents"])
+    if job.limit_tokens is not None:
+        left = job.limit_tokens - counts["train.tokens"] - counts["val.tokens"]
+        keep = min(keep, int(np.searchsorted(np.cumsum(piece.lengths), left)) + 1)
+    if keep >= len(piece.lengths):
+        return piece, _is_full(job, counts + _counts(piece))
+    lengths, is_val = piece.lengths[:keep], piece.is_val[:keep]
+    cut = replace(
+        piece,
+        train=piece.train[: lengths[~is_val].sum()],
+        val=piece.val[: lengths[is_val].sum()],
+        lengths=lengths,
+        is_val=is_val,
+        text_bytes=piece.text_bytes[:keep],
+        continues=False,
+    )
+    return cut, True
+
+
+def _is_full(job: Job, counts: Counter[str]) -> bool:
+    documents = counts["train.documents"] + counts["val.documents"]
+    tokens = counts["train.tokens"] + counts["val.tokens"]
+    return (job.limit_documents is not None and documents >= job.limit_documents) or (
+        job.limit_tokens is not None and tokens >= job.limit_tokens
+    )
+
+
+def _after(state: Journal, piece: Piece, number: int, train_bytes: int, val_bytes: int, seconds: float) -> Journal:
+    return replace(
+        state,
+        piece=number,
+        train_bytes=train_bytes,
+        val_bytes=val_bytes,
+        source_bytes=state.source_bytes + piece.source_bytes,
+        seconds=seconds,
+        counts=state.counts + _counts(piece),
+    )
+
+
+def _counts(piece: Piece) -> Counter[str]:
+    finished = np.ones(len(piece.lengths), np.int64)
+    if piece.continues and len(finished):
+        finished[-1] = 0
+    counts: Counter[str] = Counter({"rows": piece.rows})
+    for name, mask in (("train", ~piece.is_val), ("val", piece.is_val)):
+        counts[f"{name}.documents"] = int(finished[mask].sum())
+        counts[f"{name}.tokens"] = int(piece.lengths[mask].sum())
+        counts[f"{name}.bytes"] = int(piece.text_bytes[mask].sum())
+    counts.update({f"skipped.{reason}": n for reason, n in piece.skipped.items()})
+    counts.update({f"replaced.{reason}": n for reason, n in piece.replaced.items()})
+    return counts

@@ -1,0 +1,109 @@
+"""SOURCE arguments to a list of files: paths, folders, globs, http(s) links and hf:// addresses."""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from gptfit.errors import DataError
+
+KINDS = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".jsonl.zst": "jsonl",
+    ".txt": "txt",
+    ".csv": "csv",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of documents. `stamp` changes when its content may have."""
+
+    name: str  # what errors and the manifest call it
+    location: str  # a local path, or the http(s) address
+    kind: str  # parquet | jsonl | csv | txt
+    size: int
+    stamp: str
+
+    @property
+    def key(self) -> str:
+        """What the split hashes: the bare file name, so that moving a folder moves no document."""
+        return self.location.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def is_remote(self) -> bool:
+        return self.location.startswith(("http://", "https://"))
+
+    def open(self) -> BinaryIO:
+        """The bytes, seekable."""
+        if self.is_remote:
+            from gptfit.data.http import HttpFile
+
+            return io.BufferedReader(HttpFile(self.location, expect_stamp=self.stamp), 2**16)
+        return open(self.location, "rb")
+
+
+def find_sources(arguments: Iterable[str], skip: Callable[[str, str], None] | None = None) -> list[Source]:
+    """Every file the arguments name, each once. `skip(name, why)` takes those that cannot be used; else they stop us."""
+    found: dict[str, Source] = {}
+    for argument in arguments:
+        for location, name in _expand(argument):
+            try:
+                source = _describe(location, name)
+            except DataError as error:
+                if skip is None:
+                    raise
+                skip(name, str(error))
+                continue
+            found.setdefault(location, source)
+    if not found:
+        raise DataError("no file to prepare; give a Parquet file, a folder, a glob, a link or hf://datasets/...")
+    return list(found.values())
+
+
+def _expand(argument: str) -> list[tuple[str, str]]:
+    """(location, name) of each file an argument stands for, in sorted order."""
+    if argument.startswith(("http://", "https://")):
+        return [(argument, argument)]
+    if argument.startswith("hf://"):
+        from gptfit.data.hub import download
+
+        return download(argument)
+    path = Path(argument).expanduser()
+    if path.is_dir():
+        files = sorted(str(file) for file in path.rglob("*") if file.is_file() and kind_of(file.name))
+        if not files:
+            raise DataError(f"{argument}: this folder holds no {', '.join(KINDS)} file")
+    elif path.exists():
+        files = [str(path)]
+    else:
+        files = sorted(file for file in glob.glob(str(path), recursive=True) if os.path.isfile(file))
+        if not files:
+            raise DataError(f"{argument}: no such file")
+    return [(file, file) for file in files]
+
+
+def _describe(location: str, name: str) -> Source:
+    kind = kind_of(location.split("?")[0])
+    if kind is None:
+        raise DataError(f"{name}: is none of {', '.join(KINDS)}; convert or rename it")
+    if location.startswith(("http://", "https://")):
+        from gptfit.data.http import HttpFile
+
+        with HttpFile(location) as file:
+            return Source(name, location, kind, file.size, file.stamp)
+    status = os.stat(location)
+    return Source(name, location, kind, status.st_size, str(status.st_mtime_ns))
+
+
+def kind_of(name: str) -> str | None:
+    """By the name's ending; a local Parquet file needs its ending too, so that a folder can be searched."""
+    lowered = name.lower()
+    return next((kind for ending, kind in KINDS.items() if lowered.endswith(ending)), None)
