@@ -190,7 +190,7 @@ def _speed(
         ms_per_micro_step=_time(micro_s, down, up, basis),
         tflops=tflops,
         mfu=tflops / peak.value if peak else None,
-        mfu_a100=tflops * setting.processes / A100_TFLOPS,
+        mfu_a100=tflops / A100_TFLOPS,
         shares={name: seconds / total for name, seconds in parts.items()},
     )
 

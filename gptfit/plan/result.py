@@ -1,0 +1,142 @@
+"""Plan: everything said about one config on one GPU, each estimate with its range and basis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gptfit.config import TrainConfig
+from gptfit.estimate import Estimate
+from gptfit.gpus import GPU
+from gptfit.plan.loss import Loss, perplexity
+from gptfit.plan.memory import Memory
+from gptfit.plan.setting import Setting
+from gptfit.plan.speed import Speed
+from gptfit.shape import ModelShape
+from gptfit.units import GIB
+
+Level = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something to know before starting. An error means the run does not start or does not fit."""
+
+    level: Level
+    key: str
+    message: str
+    fix: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"level": self.level, "key": self.key, "message": self.message, "fix": self.fix}
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a plan needs to know of the data, from a prepared folder or measured in a Parquet file."""
+
+    name: str
+    tokens: Estimate  # of the training split
+    vocab_size: int | None = None
+    tokenizer: str | None = None  # None: unknown, taken as GPT-2's
+    bytes_per_token: float | None = None
+    rows: int | None = None
+    text_bytes: int | None = None
+
+    @property
+    def is_gpt2(self) -> bool:
+        return self.tokenizer in (None, "gpt2")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """None means unknown, and a problem or note says why."""
+
+    config: TrainConfig
+    shape: ModelShape
+    gpu: GPU | None
+    data: DataFacts | None
+    processes: int
+    setting: Setting | None  # None when sizes make no sense
+    starts: bool
+    tokens_per_step: int
+    tokens: int
+    memory: Memory | None
+    usable_bytes: float | None
+    fits: bool | None
+    largest_micro_batch: int | None
+    speed: Speed | None
+    seconds: Estimate | None  # training and evaluations
+    eval_share: float | None
+    kwh: Estimate | None
+    epochs: Estimate | None
+    loss: Loss | None
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.level == "error")
+
+    @property
+    def runs(self) -> bool:
+        """It starts, and nothing known says that it does not fit."""
+        return not self.errors
+
+    @property
+    def hours(self) -> Estimate | None:
+        return self.seconds.map(1 / 3600) if self.seconds else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Stable names; a number that is only estimated is {value, low, high, basis}, an unknown one null."""
+        sized = self.setting is not None
+        return {
+            "gpu": self.gpu.name if self.gpu else None,
+            "gpus": self.processes,
+            "parameters": self.shape.parameters if sized else None,
+            "weights": self.shape.n_weights if sized else None,
+            "flops_per_token": self.shape.flops_per_token if sized else None,
+            "tokens_per_step": self.tokens_per_step if sized else None,
+            "micro_batch": self.config.batch_size,
+            "accumulation": self.setting.accumulation if self.setting else None,
+            "memory": self._memory_json(),
+            "starts": self.starts,
+            "fits": self.fits,
+            "largest_micro_batch": self.largest_micro_batch,
+            "tokens_per_s": _json(self.speed.tokens_per_s if self.speed else None),
+            "ms_per_step": _json(self.speed.ms_per_step if self.speed else None),
+            "ms_per_micro_step": _json(self.speed.ms_per_micro_step if self.speed else None),
+            "mfu": _scaled(self.speed, self.speed.mfu if self.speed else None),
+            "mfu_a100": _scaled(self.speed, self.speed.mfu_a100 if self.speed else None),
+            "hours": _json(self.hours),
+            "kwh": _json(self.kwh),
+            "tokens": self.tokens if sized else None,
+            "data_tokens": _json(self.data.tokens if self.data else None),
+            "bytes_per_token": self.data.bytes_per_token if self.data else None,
+            "epochs": _json(self.epochs),
+            "loss": _json(self.loss.loss if self.loss else None),
+            "perplexity": _json(perplexity(self.loss.loss) if self.loss else None),
+            "problems": [problem.as_json() for problem in self.problems],
+            "notes": list(self.notes),
+        }
+
+    def _memory_json(self) -> dict[str, Any] | None:
+        if self.memory is None:
+            return None
+        return {
+            "allocated_gib": _json(self.memory.allocated.map(1 / GIB)),
+            "device_gib": _json(self.memory.device.map(1 / GIB)),
+            "usable_gib": self.usable_bytes / GIB if self.usable_bytes is not None else None,
+            "parts": {name: size / GIB for name, size in self.memory.parts.items()},
+        }
+
+
+def _json(estimate: Estimate | None) -> dict[str, float | str] | None:
+    return estimate.as_json() if estimate else None
+
+
+def _scaled(speed: Speed | None, value: float | None) -> dict[str, float | str] | None:
+    """A fraction of peak is known as well as the speed it is computed from."""
+    if speed is None or value is None:
+        return None
+    return speed.tokens_per_s.map(value / speed.tokens_per_s.value).as_json()

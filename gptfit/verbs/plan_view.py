@@ -1,0 +1,158 @@
+"""A plan on one screen: a label, the answer, its range, and how it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from gptfit.estimate import Estimate
+from gptfit.plan.loss import perplexity
+from gptfit.plan.rates import peak_tflops
+from gptfit.plan.result import Plan
+from gptfit.units import GIB, count, duration, gib, percent, si
+from gptfit.verbs.common import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LEAST_SHARE = 0.02  # causes below this share of the time are not worth a word
+
+
+def show(plan: Plan, remarks: Iterable[str] = ()) -> None:
+    from rich.padding import Padding
+
+    out = console()
+    for remark in remarks:
+        out.print(remark, markup=False, style="dim")
+    out.print(_title(plan), style="bold", markup=False)
+    out.print(Padding(_table(_rows(plan)), (0, 0, 0, 1)))
+    if plan.problems or plan.notes:
+        out.print()
+    for problem in plan.problems:
+        colour = "red" if problem.level == "error" else "yellow"
+        out.print(f" [{colour}]{problem.level}[/{colour}] ", end="")
+        out.print(f"{problem.key}: {problem.message}", markup=False, soft_wrap=False)
+        out.print(f"   fix: {problem.fix}", markup=False, style="dim")
+    for note in plan.notes:
+        out.print(f" note: {note}", markup=False)
+
+
+def _title(plan: Plan) -> str:
+    shape = plan.shape
+    card = plan.gpu.name if plan.gpu else "no GPU"
+    if plan.processes > 1:
+        card = f"{plan.processes} x {card}"
+    model = f"{shape.n_layer} layers x {shape.n_embd}, {shape.n_head} heads, block {shape.block_size}"
+    return f"{model}, vocab {count(shape.vocab_size)} on {card}"
+
+
+def _table(rows: Iterable[tuple[str, str, str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_column(style="dim", no_wrap=True, justify="right")
+    for label, text, basis in rows:
+        table.add_row(label, Text(text), basis)
+    return table
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    if plan.setting is None:
+        return
+    shape, setting = plan.shape, plan.setting
+    yield "model", f"{si(shape.parameters)} parameters ({count(shape.n_weights)} weights)", "exact"
+    yield "", f"{si(shape.flops_per_token)} FLOPs per token", "exact"
+    across = f" x {plan.processes} GPUs" if plan.processes > 1 else ""
+    micro = f"{setting.micro_batch} rows x {count(shape.block_size)} x {setting.accumulation} micro-steps{across}"
+    yield "step", f"{count(plan.tokens_per_step)} tokens = {micro}", "exact"
+    yield from _memory_rows(plan)
+    yield from _speed_rows(plan)
+    yield from _run_rows(plan)
+
+
+def _memory_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    memory = plan.memory
+    if memory is None:
+        return
+    device, allocated = memory.device, memory.allocated
+    shown = (
+        f"{gib(device.value)} on nvidia-smi ({_range(device.map(1 / GIB), '.1f')}), {gib(allocated.value)} allocated"
+    )
+    yield "memory", shown, device.basis
+    parts = [f"{name} {size / GIB:.1f}" for name, size in memory.parts.items() if size]
+    yield "", " + ".join(parts), ""
+    if plan.gpu is None or plan.usable_bytes is None:
+        return
+    margin = plan.usable_bytes - device.value
+    verdict = f"yes, {gib(margin)} to spare" if plan.fits else f"no, {gib(-margin)} too much"
+    largest = f"largest micro-batch {plan.largest_micro_batch}" if plan.largest_micro_batch else "no micro-batch fits"
+    yield "fits", f"{verdict} of {gib(max(0.0, plan.usable_bytes))} usable; {largest}", ""
+
+
+def _speed_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    speed, gpu = plan.speed, plan.gpu
+    if speed is None or gpu is None:
+        return
+    rate = speed.tokens_per_s
+    yield "speed", f"{si(rate.value)} tokens/s ({si(rate.low)} to {si(rate.high)})", rate.basis
+    times = f"{_milliseconds(speed.ms_per_step.value)} per step, {_milliseconds(speed.ms_per_micro_step.value)} per micro-step"
+    yield "", times, rate.basis
+    peak = peak_tflops(gpu)
+    if speed.mfu is not None and peak is not None:
+        own = f"mfu {percent(speed.mfu)} of this card's {peak.value:g} TFLOPS"
+        yield "", f"{own}; nanoGPT would print {percent(speed.mfu_a100, 2)} (of an A100's 312)", peak.basis
+    if rate.basis == "fit":
+        shares = sorted(speed.shares.items(), key=lambda item: -item[1])
+        yield "", ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= LEAST_SHARE), "fit"
+
+
+def _run_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    seconds = plan.seconds
+    steps = f"{count(plan.config.max_iters)} steps, {si(plan.tokens)} tokens"
+    if seconds is None:
+        yield "run", steps, "exact"
+    else:
+        spread = f"({duration(seconds.low)} to {duration(seconds.high)})"
+        yield "run", f"{steps} in {duration(seconds.value)} {spread}", seconds.basis
+        if plan.eval_share and plan.eval_share >= LEAST_SHARE:
+            yield "", f"evaluations take {percent(plan.eval_share)} of it", seconds.basis
+    if plan.kwh:
+        yield "power", f"{plan.kwh.value:.1f} kWh ({_range(plan.kwh, '.1f')})", plan.kwh.basis
+    if plan.data:
+        yield "data", _data_line(plan), plan.data.tokens.basis
+    if plan.loss:
+        loss = plan.loss.loss
+        ppl = perplexity(loss)
+        yield (
+            "loss",
+            f"{loss.value:.2f} ({_range(loss, '.2f')}), perplexity {ppl.value:.1f} ({_range(ppl, '.1f')})",
+            loss.basis,
+        )
+        yield "", f"at the end, validation; from {plan.loss.sentence}", ""
+
+
+def _data_line(plan: Plan) -> str:
+    data = plan.data
+    assert data is not None
+    tokens = si(data.tokens.value)
+    if data.tokens.low != data.tokens.high:
+        tokens += f" ({si(data.tokens.low)} to {si(data.tokens.high)})"
+    words = [f"{data.name}: {tokens} tokens"]
+    if data.rows:
+        words.append(f"{count(data.rows)} documents")
+    if data.bytes_per_token:
+        words.append(f"{data.bytes_per_token:.2f} bytes per token")
+    if plan.epochs:
+        words.append(f"{plan.epochs.value:.2f} epochs")
+    return ", ".join(words)
+
+
+def _range(estimate: Estimate, form: str) -> str:
+    return f"{estimate.low:{form}} to {estimate.high:{form}}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.2f} s"

@@ -1,0 +1,127 @@
+"""What plan and propose are asked about: which GPU, which data, how many, from options, config and this machine."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gptfit.config import NANOGPT_VOCAB_SIZE, TrainConfig
+from gptfit.dataset import DatasetInfo, read_dataset
+from gptfit.errors import DataError, DeviceError, UsageError
+from gptfit.estimate import Estimate
+from gptfit.gpus import GPU, find
+from gptfit.plan.localgpu import local_gpu
+from gptfit.plan.result import DataFacts
+from gptfit.units import GIB
+
+
+@dataclass(frozen=True)
+class Card:
+    """The card to plan for. `device_name` and `used_bytes` are known when it is in this machine."""
+
+    gpu: GPU | None
+    device_name: str | None = None
+    used_bytes: float | None = None
+
+
+def card_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", metavar="NAME", help="the card, e.g. 4070 or 'RTX 4070' (default: this machine's)")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many of them (default 1)")
+    parser.add_argument("--vram", type=float, metavar="GIB", help="memory of the card, where it is not the usual")
+    parser.add_argument("--data", metavar="PATH", help="a prepared folder or a Parquet file")
+    parser.add_argument("--watts", type=float, help="power at the wall while training, for the electricity")
+    parser.add_argument("--json", action="store_true", help="print JSON with stable names")
+
+
+def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Card:
+    """`--gpu`, else the config's, else this machine's; 'cpu' plans what needs no card."""
+    positive("--gpus", args.gpus)
+    if args.vram is not None:
+        positive("--vram", args.vram)
+    if args.watts is not None:
+        positive("--watts", args.watts)
+    named = args.gpu or (config.gpu if config else "")
+    if named.lower() in ("cpu", "none"):
+        return Card(None)
+    local = local_gpu()
+    if named:
+        gpu = find(named, args.vram)
+        mine = local if local and local.gpu == gpu else None
+    elif local:
+        if local.gpu is None:
+            raise DeviceError(f"this machine's {local.name} is not in the table; name a similar card with --gpu NAME")
+        gpu, mine = local.gpu, local
+    else:
+        raise DeviceError(
+            "no NVIDIA GPU found here; name the card with --gpu, e.g. --gpu 4070 (`gptfit gpus` lists them)"
+        )
+    if args.vram is not None:
+        gpu = replace(gpu, vram_gib=args.vram)
+    if mine is None:
+        return Card(gpu)
+    # NVML counts what the driver itself holds, which the data sheet's size includes.
+    hidden = max(0.0, gpu.vram_gib * GIB - mine.total_bytes)
+    return Card(gpu, mine.name, mine.used_bytes + hidden)
+
+
+def find_data(path: str | None, config: TrainConfig | None = None) -> DataFacts | None:
+    """From `--data`, else from the folder the config would train on, else unknown."""
+    if path is None:
+        folder = data_folder(config) if config else None
+        return _from_folder(folder) if folder and folder.is_dir() and _has_tokens(folder) else None
+    if os.path.isdir(path):
+        return _from_folder(Path(path))
+    if not os.path.exists(path):
+        raise DataError(f"{path}: no such file or folder; give a prepared folder or a Parquet file")
+    from gptfit.data.measure import measure_parquet
+
+    facts = measure_parquet(path)
+    if facts.tokens.value <= 0:
+        raise DataError(f"{path}: holds no text; give a file with documents")
+    return DataFacts(
+        name=Path(path).stem,
+        tokens=facts.tokens,
+        tokenizer="gpt2",
+        bytes_per_token=facts.bytes_per_token,
+        rows=facts.rows,
+        text_bytes=facts.text_bytes,
+    )
+
+
+def data_folder(config: TrainConfig) -> Path:
+    """Where `train` looks: data_root/dataset, or the dataset itself when it is a folder."""
+    return Path(config.dataset) if os.path.isdir(config.dataset) else Path(config.data_root) / config.dataset
+
+
+def vocab_size(data: DataFacts | None) -> int:
+    """nanoGPT's rule: the data's own vocabulary, and 50,257 padded to 50,304 for GPT-2's."""
+    if data is None or data.is_gpt2 or not data.vocab_size:
+        return NANOGPT_VOCAB_SIZE
+    return data.vocab_size
+
+
+def positive(option: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{option} {value:g} makes no sense; give a number above 0")
+
+
+def _has_tokens(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("manifest.json", "train.bin", "val.bin"))
+
+
+def _from_folder(folder: Path) -> DataFacts:
+    info: DatasetInfo = read_dataset(folder)
+    if info.train is None or not info.train.tokens:
+        raise DataError(f"{folder}: has no training tokens; make them with `gptfit prepare SOURCE --out {folder}`")
+    return DataFacts(
+        name=folder.name,
+        tokens=Estimate.exact(float(info.train.tokens)),
+        vocab_size=info.vocab_size,
+        tokenizer=info.tokenizer,
+        bytes_per_token=info.bytes_per_token,
+        rows=info.train.documents,
+        text_bytes=info.train.text_bytes,
+    )
