@@ -22,7 +22,14 @@ SMALLEST_MODEL_RATE = 1.0e-3
 TOKENS_PER_PARAMETER = 20  # Chinchilla (Hoffmann et al. 2022): compute-optimal
 WARMUP_FRACTION = 0.03  # GPT-3 warms up over 375M of 300B tokens; short runs need relatively more, nanoGPT's owt 0.3 %
 WEIGHT_DECAY = 0.1  # GPT-3, nanoGPT
-MODERN_MATRIX_RATE = 0.02  # Muon (Jordan 2024), for matrices, transfers over width by its own scaling
+# The modern recipe: what differs from nanoGPT's keys. Muon's rate (Jordan 2024) transfers over width by its scaling.
+MODERN_KEYS: dict[str, object] = {
+    "arch": "modern",
+    "optimizer": "muon",
+    "schedule": "wsd",
+    "learning_rate": 0.02,
+    "min_lr": 0.0,
+}
 
 
 def learning_rate(parameters: float) -> float:
@@ -41,6 +48,11 @@ def learning_rate(parameters: float) -> float:
             share = math.log(parameters / size) / math.log(next_size / size)
             return _nice(rate * (next_rate / rate) ** share)
     return GPT3_SIZES[-1][1]
+
+
+def final_rate(rate: float) -> float:
+    """A tenth of the peak: GPT-3, Chinchilla, nanoGPT."""
+    return float(f"{rate / 10:.2g}")
 
 
 def tokens_per_step(parameters: float, tokens: float) -> int:

@@ -14,6 +14,7 @@ from gptfit.errors import DataError, DeviceError, UsageError
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU, find
 from gptfit.plan.localgpu import local_gpu
+from gptfit.plan.loss import dataset_kind
 from gptfit.plan.result import DataFacts
 from gptfit.units import GIB
 
@@ -82,7 +83,7 @@ def find_data(path: str | None, config: TrainConfig | None = None) -> DataFacts 
     if facts.tokens.value <= 0:
         raise DataError(f"{path}: holds no text; give a file with documents")
     return DataFacts(
-        name=Path(path).stem,
+        name=_spoken_name(Path(path)),
         tokens=facts.tokens,
         tokenizer="gpt2",
         bytes_per_token=facts.bytes_per_token,
@@ -106,6 +107,11 @@ def vocab_size(data: DataFacts | None) -> int:
 def positive(option: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise UsageError(f"{option} {value:g} makes no sense; give a number above 0")
+
+
+def _spoken_name(path: Path) -> str:
+    """The file's name, or the known data set its folders name: fineweb/sample/10BT/000_00000.parquet."""
+    return path.stem if dataset_kind(path.stem) else dataset_kind(str(path.resolve())) or path.stem
 
 
 def _has_tokens(folder: Path) -> bool:
