@@ -107,7 +107,10 @@ def _precision(plan: Plan) -> Iterator[Problem]:
         )
     if not config.compile and gpu and gpu.is_nvidia:
         yield Problem(
-            "warning", "compile", "compile is off: slower, and about half as much memory again", "use compile = True"
+            "warning",
+            "compile",
+            "compile is off: slower, and activations and logits take nearly twice the memory",
+            "use compile = True",
         )
 
 

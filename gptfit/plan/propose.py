@@ -78,17 +78,17 @@ def propose(wish: Wish, measurements: Measurements | None = None) -> Proposals:
     longer_wish = replace(wish, hours=3 * wish.hours)
     longer = min(_candidates(longer_wish), key=lambda c: c.loss)
     if longer.parameters > best.parameters:
-        alternatives.append(Proposal("larger, three times the hours", finish(longer_wish, longer)))
+        alternatives.append(Proposal("larger, longer", finish(longer_wish, longer)))
     if not wish.only_nanogpt_keys and (best.setting.chunked_loss or best.setting.checkpoint_activations):
         plain_wish = replace(wish, only_nanogpt_keys=True)
         plain = _candidates(plain_wish)
         if plain:
-            alternatives.append(Proposal("plain nanoGPT keys", finish(plain_wish, min(plain, key=lambda c: c.loss))))
+            alternatives.append(Proposal("plain nanoGPT", finish(plain_wish, min(plain, key=lambda c: c.loss))))
     if wish.recipe == "gpt2" and not wish.only_nanogpt_keys:
         modern_wish = replace(wish, recipe="modern")
         modern = _candidates(modern_wish)
         if modern:
-            alternatives.append(Proposal("--recipe modern", finish(modern_wish, min(modern, key=lambda c: c.loss))))
+            alternatives.append(Proposal("modern recipe", finish(modern_wish, min(modern, key=lambda c: c.loss))))
     return Proposals(Proposal("choice", finish(wish, best)), tuple(alternatives), len(candidates))
 
 

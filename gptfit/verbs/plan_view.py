@@ -9,7 +9,7 @@ from gptfit.estimate import Estimate
 from gptfit.plan.loss import perplexity
 from gptfit.plan.rates import peak_tflops
 from gptfit.plan.result import Plan
-from gptfit.units import GIB, count, duration, gib, percent, si
+from gptfit.units import GIB, count, gib, percent, si
 from gptfit.verbs.common import console
 
 if TYPE_CHECKING:
@@ -28,13 +28,23 @@ def show(plan: Plan, remarks: Iterable[str] = ()) -> None:
     out.print(Padding(_table(_rows(plan)), (0, 0, 0, 1)))
     if plan.problems or plan.notes:
         out.print()
+        out.print(Padding(_problems(plan), (0, 0, 0, 1)))
+
+
+def _problems(plan: Plan) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
     for problem in plan.problems:
-        colour = "red" if problem.level == "error" else "yellow"
-        out.print(f" [{colour}]{problem.level}[/{colour}] ", end="")
-        out.print(f"{problem.key}: {problem.message}", markup=False, soft_wrap=False)
-        out.print(f"   fix: {problem.fix}", markup=False, style="dim")
+        text = Text(f"{problem.key}: {problem.message}\n")
+        text.append(f"fix: {problem.fix}", style="dim")
+        table.add_row(Text(problem.level, style="red" if problem.level == "error" else "yellow"), text)
     for note in plan.notes:
-        out.print(f" note: {note}", markup=False)
+        table.add_row("note", Text(note))
+    return table
 
 
 def _title(plan: Plan) -> str:
@@ -102,8 +112,8 @@ def _speed_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "", times, rate.basis
     peak = peak_tflops(gpu)
     if speed.mfu is not None and peak is not None:
-        own = f"mfu {percent(speed.mfu)} of this card's {peak.value:g} TFLOPS"
-        yield "", f"{own}; nanoGPT would print {percent(speed.mfu_a100, 2)} (of an A100's 312)", peak.basis
+        own = f"mfu {percent(speed.mfu)} of its own {peak.value:g} TFLOPS"
+        yield "", f"{own}; {percent(speed.mfu_a100, 1)} as nanoGPT prints it (A100)", peak.basis
     if rate.basis == "fit":
         shares = sorted(speed.shares.items(), key=lambda item: -item[1])
         yield "", ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= LEAST_SHARE), "fit"
@@ -115,8 +125,7 @@ def _run_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if seconds is None:
         yield "run", steps, "exact"
     else:
-        spread = f"({duration(seconds.low)} to {duration(seconds.high)})"
-        yield "run", f"{steps} in {duration(seconds.value)} {spread}", seconds.basis
+        yield "run", f"{steps} in {_time_range(seconds)}", seconds.basis
         if plan.eval_share and plan.eval_share >= LEAST_SHARE:
             yield "", f"evaluations take {percent(plan.eval_share)} of it", seconds.basis
     if plan.kwh:
@@ -152,6 +161,16 @@ def _data_line(plan: Plan) -> str:
 
 def _range(estimate: Estimate, form: str) -> str:
     return f"{estimate.low:{form}} to {estimate.high:{form}}"
+
+
+def _time_range(seconds: Estimate) -> str:
+    """All three in one unit, so that they can be compared: '15.6 h (13.5 to 18.3)'."""
+    unit, scale = next(
+        (unit, scale)
+        for unit, scale in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+        if seconds.value >= 2 * scale or scale == 1
+    )
+    return f"{seconds.value / scale:.1f} {unit} ({_range(seconds.map(1 / scale), '.1f')})"
 
 
 def _milliseconds(value: float) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from gptfit.plan.propose import MOST_EPOCHS, Proposal, Proposals, Wish
-from gptfit.units import GIB, duration, si
+from gptfit.units import GIB, si
 from gptfit.verbs.common import console
 from gptfit.verbs.plan_view import show as show_plan
 
 
 def show(proposals: Proposals, wish: Wish, written: Path | None) -> None:
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -24,13 +25,13 @@ def show(proposals: Proposals, wish: Wish, written: Path | None) -> None:
     for line in reasons(proposals, wish):
         out.print(f" why: {line}", markup=False)
     out.print()
-    table = Table(box=None, pad_edge=True, header_style="bold", padding=(0, 1))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
-    for heading in ("shape", "params", "B x acc", "GiB", "tok/s", "time", "tokens", "loss"):
+    for heading in ("shape", "params", "B x acc", "GiB", "tok/s", "hours", "tokens", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in (proposals.choice, *proposals.alternatives):
         table.add_row(*(Text(cell) for cell in _cells(row)))
-    out.print(table)
+    out.print(Padding(table, (0, 0, 0, 1)))
     if written:
         out.print(f"\nWrote {written}. Next: gptfit train {written}", markup=False)
     else:
@@ -73,7 +74,7 @@ def _cells(row: Proposal) -> list[str]:
         f"{config.batch_size}x{accumulation}",
         f"{plan.memory.device.value / GIB:.1f}",
         si(plan.speed.tokens_per_s.value),
-        duration(plan.seconds.value),
+        f"{plan.seconds.value / 3600:.1f}",
         si(plan.tokens),
         loss,
     ]
