@@ -42,11 +42,22 @@ class DatasetInfo:
     has_manifest: bool = False
 
     @property
+    def model_vocab_size(self) -> int | None:
+        """Rows of the model's embedding: the data's own count, but None (nanoGPT's padded 50304) for GPT-2's 50257."""
+        return None if self.tokenizer == "gpt2" else self.vocab_size
+
+    @property
     def bytes_per_token(self) -> float | None:
         split = self.train
         if split is None or not split.tokens or not split.text_bytes:
             return None
         return split.text_bytes / split.tokens
+
+
+def data_folder(dataset: str, data_root: str = "data") -> Path:
+    """nanoGPT's data/NAME, or the folder itself when `dataset` is the path of one."""
+    inside = Path(data_root) / dataset
+    return Path(dataset) if Path(dataset).is_dir() and not inside.is_dir() else inside
 
 
 def read_dataset(folder: str | Path) -> DatasetInfo:

@@ -1,0 +1,101 @@
+"""The loss head: cross entropy of a linear layer, whole or in chunks of tokens that never hold all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# Rows of logits turned into probabilities at a time: 16 x 50,304 floats are 3 MB, small enough for a core's cache.
+ROWS_PER_SOFTMAX = 16
+
+
+def token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = 0, cap: float = 0.0) -> Tensor:
+    """Mean cross entropy of (N, C) states against (N,) targets; 0 for chunk_tokens computes all logits at once."""
+    if not chunk_tokens:
+        return F.cross_entropy(soft_cap(F.linear(hidden, weight), cap), targets)
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        return _ChunkedLoss.apply(hidden, weight, targets, chunk_tokens, cap)  # type: ignore[no-any-return, no-untyped-call]
+    return _chunked_loss(hidden, weight, targets, chunk_tokens, cap)
+
+
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    """Logits bent smoothly to stay inside -cap..cap, in float32; 0 leaves them alone."""
+    if not cap:
+        return logits
+    logits = logits.float()
+    return logits * _cap_bend(logits, cap)
+
+
+def _cap_bend(logits: Tensor, cap: float) -> Tensor:
+    """x / sqrt(1 + (x / cap)^2), cheaper than tanh, divided by x. Its cube is the derivative."""
+    return torch.rsqrt((logits / cap).square() + 1)
+
+
+def _chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float) -> Tensor:
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    for states, ids in zip(_pieces(hidden, chunk_tokens), _pieces(targets, chunk_tokens), strict=True):
+        total += F.cross_entropy(soft_cap(F.linear(states, weight).float(), cap), ids, reduction="sum")
+    return total / hidden.shape[0]
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Gradients are computed in forward while a chunk's probabilities exist; backward only scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float) -> Tensor:
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        with torch.autocast(kind, enabled=False):
+            loss, grad_hidden, grad_weight = _loss_and_gradients(
+                hidden.to(dtype), weight.to(dtype), targets, chunk_tokens, cap
+            )
+        ctx.save_for_backward(grad_hidden.to(hidden.dtype), grad_weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad_loss, grad_weight.mul_(grad_loss), None, None, None
+
+
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The division by the token count comes last: probabilities near 1/N would vanish in 16 bits."""
+    n_tokens, rows = hidden.shape[0], min(chunk_tokens, hidden.shape[0])
+    losses = torch.empty(n_tokens, dtype=torch.float32, device=hidden.device)
+    grad_hidden = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
+    grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=hidden.device)
+    buffer = torch.empty(rows, weight.shape[0], dtype=weight.dtype, device=hidden.device)
+    for start in range(0, n_tokens, chunk_tokens):
+        part = slice(start, min(start + chunk_tokens, n_tokens))
+        states, ids = hidden[part], targets[part]
+        logits = torch.mm(states, weight.t(), out=buffer[: len(states)])
+        losses[part] = _losses_leaving_gradient(logits, ids, cap)
+        grad_hidden[part] = logits @ weight
+        if logits.dtype == torch.float32:
+            grad_weight.addmm_(logits.t(), states)
+        else:
+            grad_weight += logits.t() @ states
+    return losses.mean(), grad_hidden.div_(n_tokens), grad_weight.div_(n_tokens)
+
+
+def _losses_leaving_gradient(logits: Tensor, ids: Tensor, cap: float) -> Tensor:
+    """Per-token losses; `logits` is overwritten by softmax minus one-hot, the gradient of their sum; a cap bends it."""
+    rows = ROWS_PER_SOFTMAX if logits.device.type == "cpu" else logits.shape[0]
+    losses = []
+    for block, targets in zip(_pieces(logits, rows), _pieces(ids, rows), strict=True):
+        log_p = torch.log_softmax(soft_cap(block.float(), cap), dim=-1)
+        column = targets.unsqueeze(1)
+        losses.append(-log_p.gather(1, column).squeeze(1))
+        p = log_p.exp_()
+        p.scatter_add_(1, column, torch.full_like(column, -1, dtype=p.dtype))
+        block.copy_(p if not cap else p * _cap_bend(block.float(), cap) ** 3)
+    return torch.cat(losses)
+
+
+def _pieces(tensor: Tensor, size: int) -> list[Tensor]:
+    return [tensor[start : start + size] for start in range(0, tensor.shape[0], size)]

@@ -1,0 +1,163 @@
+"""Checkpoints: nanoGPT's keys plus ours under 'gptfit'; read safely, from nanoGPT's files too."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptfit.errors import GptfitError, RunError
+from gptfit.model.base import LanguageModel
+from gptfit.model.build import build_model
+from gptfit.shape import ModelShape
+
+LAST = "ckpt.pt"
+BEST = "best.pt"
+FORMAT = 1
+# What torch.compile and DDP put before a parameter's name when a wrapped model is saved.
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run at the beginning of step `iter_num`. `progress` is empty when nanoGPT wrote it."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any] | None
+    model_args: dict[str, Any]
+    iter_num: int
+    best_val_loss: float
+    config: dict[str, Any]
+    arch: str = "gpt2"
+    progress: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    @property
+    def shape(self) -> ModelShape:
+        keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
+        return ModelShape(**{key: self.model_args[key] for key in keys}, arch=self.arch)
+
+    def as_saved(self) -> dict[str, Any]:
+        """What goes into the file: nanoGPT's six keys, readable by its train.py and sample.py, and ours."""
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "model_args": self.model_args,
+            "iter_num": self.iter_num,
+            "best_val_loss": self.best_val_loss,
+            "config": self.config,
+            "gptfit": {"format": FORMAT, "arch": self.arch, "progress": self.progress},
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for t in (*self.model.values(), *_tensors(self.optimizer)))
+
+
+def load_checkpoint(path: str | Path, lazy: bool = False) -> Checkpoint:
+    """Any ckpt.pt of ours or nanoGPT's, on the CPU; `lazy` maps the file and reads tensors when touched."""
+    file = find_checkpoint(path)
+    try:
+        # weights_only: a checkpoint from the internet cannot run code.
+        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=lazy)
+        ours = saved.get("gptfit", {})
+        return Checkpoint(
+            model=clean_names(saved["model"]),
+            optimizer=saved.get("optimizer"),
+            model_args=dict(saved["model_args"]),
+            iter_num=int(saved["iter_num"]),
+            best_val_loss=float(saved["best_val_loss"]),
+            config=dict(saved.get("config", {})),
+            arch=ours.get("arch", "gpt2"),
+            progress=ours.get("progress", {}),
+            path=file,
+        )
+    # What torch.load raises for a cut or overwritten file depends on where the damage is.
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        EOFError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ) as e:
+        raise RunError(f"{file}: not a readable checkpoint ({_first_line(e)}); use another one of this run") from None
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """A file, or the last checkpoint of a run folder."""
+    path = Path(path)
+    file = path / LAST if path.is_dir() else path
+    if not file.is_file():
+        raise RunError(f"{file}: no such checkpoint; `gptfit train` writes {LAST} and {BEST} into its out_dir")
+    return file
+
+
+def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[LanguageModel, Checkpoint]:
+    """A checkpoint's model in eval mode on the device, and what else the file says."""
+    checkpoint = load_checkpoint(path, lazy=True)
+    with torch.device("meta"):
+        model = build_model(checkpoint.shape, dropout=0.0)
+    model.to_empty(device=device)
+    load_weights(model, checkpoint)
+    return model.eval(), checkpoint
+
+
+def load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
+    """Into the model; a tensor that does not fit is named."""
+    expected = model.state_dict()
+    for name, tensor in expected.items():
+        found = checkpoint.model.get(name)
+        if found is None or found.shape != tensor.shape:
+            has = "is missing" if found is None else f"has shape {tuple(found.shape)}"
+            raise RunError(f"{checkpoint.path}: {name} {has}, the model needs {tuple(tensor.shape)}; not of this model")
+    extra = set(checkpoint.model) - set(expected)
+    # The causal mask that nanoGPT registers on old torch versions.
+    extra = {name for name in extra if not name.endswith(".attn.bias")}
+    if extra:
+        raise RunError(f"{checkpoint.path}: {min(extra)} is no tensor of a {checkpoint.arch} model")
+    model.load_state_dict({name: checkpoint.model[name] for name in expected})
+
+
+def clean_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameter names as the bare model has them."""
+    cleaned = {}
+    for name, tensor in state.items():
+        while name.startswith(WRAPPER_PREFIXES):
+            name = name.partition(".")[2]
+        cleaned[name] = tensor
+    return cleaned
+
+
+def newest_readable(folder: Path, lazy: bool = False) -> tuple[Checkpoint, list[str]]:
+    """The last checkpoint; if it is damaged the one before, with a sentence for each that was passed over."""
+    candidates = [folder / LAST, *sorted(folder.glob("ckpt-*.pt"), reverse=True), folder / BEST]
+    notes: list[str] = []
+    for path in candidates:
+        if not path.is_file():
+            continue
+        try:
+            return load_checkpoint(path, lazy), notes
+        except GptfitError as error:
+            notes.append(str(error))
+    if notes:
+        raise RunError(f"{notes[0].partition(';')[0]}; {folder} has no other readable checkpoint, start from scratch")
+    raise RunError(f"{folder / LAST}: no such checkpoint; start the run without --init_from=resume")
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:120].rstrip(".:") if lines else type(error).__name__

@@ -1,0 +1,51 @@
+"""torch.compile with a probe first: a machine without a working compiler trains eagerly and is told why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gptfit.model.base import LanguageModel
+from gptfit.run.device import Device
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def find_compile_problem(device: Device) -> str | None:
+    """Why torch.compile cannot work here, or None after it really compiled and ran a small function."""
+    if device.kind == "mps":
+        return "torch.compile for Apple GPUs is experimental"
+    if device.kind == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++")):
+        return "there is no C++ compiler; install g++"
+    keep_compiled_code()
+    try:
+        compiled = torch.compile(_probe)
+        compiled(torch.ones(8, device=device.torch_device))
+    # A broken toolchain fails in any of torch's layers; all of their errors are RuntimeErrors or OSErrors.
+    except (RuntimeError, OSError, ImportError) as error:
+        return str(error).strip().splitlines()[0][:160]
+    return None
+
+
+def _probe(x: Tensor) -> Tensor:
+    return torch.sin(x) * 2 + 1
+
+
+def keep_compiled_code() -> None:
+    """Cache compiled code where a reboot does not delete it; torch's default is the temporary folder."""
+    if CACHE_VARIABLE not in os.environ:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        os.environ[CACHE_VARIABLE] = str(Path(base) / "gptfit" / "inductor")
+
+
+def compile_model(model: LanguageModel) -> Callable[[Tensor, Tensor], Tensor]:
+    """The model as a fast function. A chunked loss stays outside the graph: its memory is managed by hand."""
+    if model.loss_chunk_tokens:
+        model.trunk = torch.compile(model.hidden)
+        return model
+    return torch.compile(model)

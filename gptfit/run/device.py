@@ -1,0 +1,215 @@
+"""The only file that knows cpu, cuda and mps: name, peak rate, dtype, autocast, clocks and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gptfit.config import TrainConfig
+from gptfit.errors import DeviceError
+from gptfit.gpus import GPU, find, find_or_none
+from gptfit.run.hostmemory import free_host_bytes, peak_host_bytes, reset_peak_host_bytes
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BF16_CAPABILITY = (8, 0)  # Ampere is the first NVIDIA generation with bfloat16 units
+MATMUL_SIZE = {"cpu": 2048, "cuda": 8192, "mps": 4096}
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a run computes, and in which number format."""
+
+    torch_device: torch.device
+    name: str
+    dtype: str  # float32 | bfloat16 | float16
+    gpu: GPU | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return self.torch_device.type
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def needs_scaler(self) -> bool:
+        return self.dtype == "float16"
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.kind, dtype=self.torch_dtype)
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Onto the device, without waiting where the hardware can copy on its own."""
+        if self.kind == "cuda":
+            return tensor.to(self.torch_device, non_blocking=True)
+        return tensor.to(self.torch_device)
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory() if self.kind == "cuda" else tensor
+
+    def synchronize(self) -> None:
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.torch_device)
+        elif self.kind == "mps":
+            torch.mps.synchronize()
+
+    def reset_peak_memory(self) -> None:
+        if self.kind == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.torch_device)
+        elif self.kind == "cpu":
+            reset_peak_host_bytes()
+
+    def peak_memory_bytes(self) -> int:
+        """Since the last reset: what torch allocated on a card, the whole process on a CPU."""
+        if self.kind == "cuda":
+            return torch.cuda.max_memory_allocated(self.torch_device)
+        return torch.mps.driver_allocated_memory() if self.kind == "mps" else peak_host_bytes()
+
+    def free_memory_bytes(self) -> int:
+        if self.kind == "cuda":
+            return torch.cuda.mem_get_info(self.torch_device)[0]
+        if self.kind == "mps":
+            return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return free_host_bytes()
+
+    def release_memory(self) -> None:
+        """Give cached blocks back, so that a smaller attempt finds one piece."""
+        if self.kind == "cuda":
+            torch.cuda.empty_cache()
+        elif self.kind == "mps":
+            torch.mps.empty_cache()
+
+    def peak_rate(self) -> tuple[float, str]:
+        """(TFLOPS, basis): the data sheet's figure for this number format, else a measured matrix product."""
+        if self.gpu is not None:
+            sheet = self.gpu.bf16_tflops if self.dtype != "float32" else self.gpu.tf32_tflops or self.gpu.fp32_tflops
+            if sheet:
+                return sheet, f"data sheet of {self.gpu.name}"
+        return self.measure_matmul_tflops(), f"measured {self.dtype} matrix product"
+
+    def measure_matmul_tflops(self) -> float:
+        """The best of a few square products: the rate nothing on this device can beat for long."""
+        size = MATMUL_SIZE[self.kind]
+        a = torch.ones(size, size, dtype=self.torch_dtype, device=self.torch_device)
+        seconds = []
+        for _ in range(6):
+            self.synchronize()
+            start = time.perf_counter()
+            torch.mm(a, a)
+            self.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return 2 * size**3 / min(seconds) / 1e12
+
+
+def find_device(config: TrainConfig, local_rank: int | None = None) -> Device:
+    """Resolve `device`, `dtype` and `gpu`; an impossible wish is one line with the fix."""
+    torch_device = _torch_device(config.device, local_rank)
+    if torch_device.type == "cuda":
+        torch.cuda.set_device(torch_device)
+        # Float32 products through TF32, as nanoGPT sets it.
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+    dtype, notes = _dtype(config.dtype, torch_device)
+    gpu, name = _gpu_row(config.gpu, torch_device)
+    return Device(torch_device, name, dtype, gpu, notes)
+
+
+def _torch_device(wish: str, local_rank: int | None) -> torch.device:
+    kind = wish.partition(":")[0]
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        wish = kind
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(_no_cuda(wish))
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise DeviceError("device = 'mps' needs a Mac with Apple silicon; use --device=auto")
+    if kind == "cuda" and local_rank is not None:
+        wish = f"cuda:{local_rank}"
+    device = torch.device(wish)
+    if kind == "cuda":
+        device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
+        if device.index >= torch.cuda.device_count():
+            raise DeviceError(f"device = '{wish}' does not exist; this machine has {torch.cuda.device_count()}")
+    return device
+
+
+def _no_cuda(wish: str) -> str:
+    """The usual cause first: a CPU-only torch wheel on a machine that has a card."""
+    head = f"device = '{wish}' but torch {torch.__version__} sees no CUDA"
+    if torch.version.cuda is None:
+        card = " although an NVIDIA card is here" if has_nvidia_driver() else ""
+        return f"{head}: this is a CPU-only build{card}; install a CUDA build of torch, or use --device=cpu"
+    if not has_nvidia_driver():
+        return f"{head}: no NVIDIA driver is loaded; install the driver, or use --device=cpu"
+    return f"{head} {torch.version.cuda} device; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --device=cpu"
+
+
+def has_nvidia_driver() -> bool:
+    return shutil.which("nvidia-smi") is not None or os.path.exists("/proc/driver/nvidia/version")
+
+
+def _dtype(wish: str, device: torch.device) -> tuple[str, tuple[str, ...]]:
+    if device.type == "cpu" and wish == "float16":
+        return "float32", ("float16 does nothing for a CPU, as in nanoGPT; using float32",)
+    if wish != "auto":
+        slow = wish == "bfloat16" and not has_bf16(device)
+        return wish, ("this device has no bfloat16 units; it will be emulated and slow",) if slow else ()
+    if has_bf16(device):
+        return "bfloat16", ()
+    return ("float16" if device.type == "cuda" else "float32"), ()
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 is faster here, not merely possible."""
+    if device.type == "cuda":
+        return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
+    if device.type == "cpu":
+        return _cpu_has_bf16()
+    return False
+
+
+def _cpu_has_bf16() -> bool:
+    """AVX512-BF16 or AMX; without them torch emulates bfloat16 at a fraction of float32's rate."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        has = torch.cpu.get_capabilities()
+        return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+    # torch before 2.11 knows the same under names of its own.
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _gpu_row(wish: str, device: torch.device) -> tuple[GPU | None, str]:
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        vram_gib = torch.cuda.get_device_properties(device).total_memory / 1024**3
+        return (find(wish) if wish else find_or_none(name, vram_gib)), name
+    return None, cpu_name() if device.type == "cpu" else f"Apple {platform.machine()}"
+
+
+def cpu_name() -> str:
+    """'Intel(R) Xeon(R) Processor, 2 threads'."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """On a card torch says so by type; a CPU allocation fails as MemoryError or a RuntimeError with these words."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "DefaultCPUAllocator" in text or "std::bad_alloc" in text or "MPS backend out of memory" in text
+    )

@@ -1,0 +1,48 @@
+"""Meter: the numbers of a step event, from what the step saw and how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gptfit.run.engine import Update
+from gptfit.run.nvml import card_readings
+from gptfit.run.progress import Progress
+from gptfit.run.setup import Run
+from gptfit.schedule import learning_rate
+from gptfit.units import GIB
+
+MFU_MEMORY = 0.9  # nanoGPT's running average keeps this much of the past
+
+
+@dataclass
+class Meter:
+    """Running figures of this process's part of the run."""
+
+    run: Run
+    mfu: float | None = None
+    tokens_per_s: float | None = None
+    peak_bytes: int = 0
+
+    def count(self, seconds: float) -> None:
+        run = self.run
+        self.tokens_per_s = run.tokens_per_step / seconds
+        mfu = run.shape.flops_per_token * self.tokens_per_s / (run.peak_tflops * 1e12 * run.processes.count)
+        self.mfu = mfu if self.mfu is None else MFU_MEMORY * self.mfu + (1 - MFU_MEMORY) * mfu
+        self.peak_bytes = max(self.peak_bytes, run.device.peak_memory_bytes())
+
+    def step_fields(self, update: Update, progress: Progress, seconds: float) -> dict[str, Any]:
+        return {
+            "step": progress.step,
+            "loss": update.loss,
+            "lr": learning_rate(self.run.config, progress.step),
+            "ms": seconds * 1000,
+            "tokens": progress.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "grad_norm": update.grad_norm,
+            "memory_gib": self.peak_bytes / GIB,
+            "epoch": self.run.epoch(progress),
+            "seconds": progress.seconds,
+            **card_readings(self.run.device),
+        }

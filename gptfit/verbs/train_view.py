@@ -1,0 +1,145 @@
+"""What a person sees while training: nanoGPT's lines, and on a terminal a live line under them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING
+
+from gptfit.config import TrainConfig
+from gptfit.runlog import Event
+from gptfit.units import count, duration, gib, percent, si
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from gptfit.run.train import TrainResult
+
+
+class PlainView:
+    """One line per event, as nanoGPT prints them; for files, pipes and old terminals."""
+
+    def __init__(self, config: TrainConfig, is_master: bool = True) -> None:
+        self.config = config
+        self.is_master = is_master
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, line: str) -> None:
+        if self.is_master:
+            print(line, flush=True)
+
+    def report(self, event: Event) -> None:
+        for line in event_lines(event):
+            self.say(line)
+
+
+class LiveView(PlainView):
+    """The same lines scrolling by, and a bar with the figures that change all the time."""
+
+    def __enter__(self) -> LiveView:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
+        self._bar: Progress = Progress(*columns, refresh_per_second=4, transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task("train", total=self.config.max_iters or None, figures="starting")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        self._bar.console.print(line, highlight=False, markup=False)
+
+    def report(self, event: Event) -> None:
+        if event["event"] == "step":
+            figures = live_figures(event, self.config.max_iters)
+            self._bar.update(self._task, completed=event["step"] + 1, figures=figures)
+        super().report(event)
+
+
+def make_view(config: TrainConfig, is_master: bool) -> PlainView:
+    return LiveView(config) if is_master and sys.stdout.isatty() else PlainView(config, is_master)
+
+
+def event_lines(event: Event) -> list[str]:
+    """nanoGPT's own lines for steps and evals, so that what reads its output reads ours."""
+    match event["event"]:
+        case "header":
+            return header_lines(event)
+        case "step":
+            mfu = f"{100 * event['mfu']:.2f}%" if event["mfu"] is not None else "unknown"
+            return [f"iter {event['step']}: loss {event['loss']:.4f}, time {event['ms']:.2f}ms, mfu {mfu}"]
+        case "eval":
+            losses = f"step {event['step']}: train loss {event['train_loss']:.4f}, val loss {event['val_loss']:.4f}"
+            return [f"{losses} ({count(event['eval_tokens'])} val tokens)"]
+        case "event":
+            return [str(event["message"])]
+    return []
+
+
+def header_lines(header: Event) -> list[str]:
+    """What is trained on what; the line with the peak says what mfu is measured against."""
+    device, data = header["device"], header["dataset"]
+    card = f" ({device['gpu']})" if device["gpu"] else ""
+    return [
+        f"tokens per iteration will be: {count(header['tokens_per_step'])}",
+        f"number of parameters: {header['parameters'] / 1e6:.2f}M",
+        f"data: {data['folder']}, {si(data['train_tokens'])} train tokens, vocabulary {header['shape']['vocab_size']:,}",
+        f"device: {device['name']}{card}, {device['dtype']}",
+        f"mfu is against {device['peak_tflops']:.3g} TFLOPS, the {device['peak_basis']}",
+    ]
+
+
+def live_figures(step: Event, max_iters: int) -> str:
+    remaining = max(0, max_iters - step["step"] - 1) * step["ms"] / 1000
+    parts = [
+        f"loss {step['loss']:.4f}",
+        f"{si(step['tokens_per_s'])} tok/s",
+        f"mfu {percent(step['mfu'])}",
+        f"{step['memory_gib']:.1f} GiB",
+        f"left {duration(remaining)}",
+    ]
+    if step.get("epoch") is not None:
+        parts.append(f"epoch {step['epoch']:.2f}")
+    if "power_w" in step:
+        parts.append(f"{step['power_w']:.0f} W {step['temperature_c']:.0f} °C")
+    return "  ".join(parts)
+
+
+def summary_lines(config: TrainConfig, result: TrainResult) -> list[str]:
+    """How it went, and the next command."""
+    lines = [f"{_ending(config, result)} after {duration(result.seconds)} of training, {si(result.tokens)} tokens"]
+    if result.tokens_per_s and result.mfu is not None:
+        speed = f"{si(result.tokens_per_s)} tokens/s, mfu {percent(result.mfu)}, peak memory {gib(result.peak_bytes)}"
+        lines.append(speed)
+    if result.best_val_loss is not None:
+        perplexity = math.exp(min(result.best_val_loss, 700.0))
+        lines.append(
+            f"best val loss {result.best_val_loss:.4f} (perplexity {si(perplexity)}) in {result.out_dir}/best.pt"
+        )
+    lines.append(f"next: {_next_command(config, result)}")
+    return lines
+
+
+def _ending(config: TrainConfig, result: TrainResult) -> str:
+    reasons: dict[str, str] = {
+        "max_iters": f"done: step {result.step}",
+        "max_hours": f"max_hours = {config.max_hours:g} reached at step {result.step}",
+        "early_stop": f"stopped at step {result.step}: val loss did not improve for {config.early_stop_evals} evals",
+        "eval_only": f"evaluated at step {result.step}",
+    }
+    return reasons.get(result.reason, f"stopped by {result.reason} at step {result.step}")
+
+
+def _next_command(config: TrainConfig, result: TrainResult) -> str:
+    if result.was_stopped and result.step > 0:
+        return f"gptfit train --init_from=resume --out_dir={config.out_dir}   (goes on at step {result.step})"
+    if result.reason == "eval_only" or result.step == 0:
+        return "gptfit train without --eval_only=True" if config.eval_only else "start again; nothing was trained yet"
+    return f"gptfit sample {config.out_dir}"
