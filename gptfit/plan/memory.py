@@ -28,21 +28,21 @@ class Constants:
 
     # Saved for backward per token, layer and channel with autocast; tensors counted one by one in formulas.md.
     block_bytes_eager: float = 38.0
-    # Inductor recomputes element-wise work and keeps fewer tensors; slope of the nvidia-smi rows over micro-batch.
-    block_bytes_compiled: float = 26.0
-    # Rotary, QK-norm and squared ReLU keep a few more (nanochat, autoresearch, parameter-golf rows: 30 to 36).
+    # What torch.compile's partitioner keeps of the same block, counted from its forward graph (formulas.md).
+    block_bytes_compiled: float = 36.0
+    # Norms without weights keep less, rotary and QK-norm more (nanochat, autoresearch, parameter-golf rows: 30 to 36).
     block_bytes_modern: float = 34.0
     # Input of each block, kept in float32 when activations are checkpointed; the blocks are recomputed one by one.
     checkpoint_bytes: float = 4.0
-    # Per logit: 16-bit logits (2), float32 log-softmax (4) and its gradients (4 + 4); compiled code fuses two away.
+    # Per logit: 16-bit logits (2), float32 log-softmax (4) and its two gradients (4 + 4).
     logit_bytes_eager: float = 14.0
-    logit_bytes_compiled: float = 6.0
-    # With a soft-cap the compiler never materialises float32 logits: 16 bits, and as much for their gradient.
-    logit_bytes_modern: float = 4.0
-    # The float32 logits block stays reserved by the allocator although nothing lives in it any more.
-    logit_bytes_cached: float = 4.0
+    # Compiled code fuses the softmax away: 16-bit logits and their 16-bit gradient.
+    logit_bytes_compiled: float = 4.0
+    # A float32 logits block that the allocator keeps reserved although nothing lives in it: nvidia-smi grows by this
+    # much more per logit than torch allocates.
+    logit_bytes_cached: float = 4.15
     # How softly that block and the optimizer state share memory; from the rows at micro-batch 4, 8 and 16.
-    sharing_bytes: float = 1.45 * GIB
+    sharing_bytes: float = 0.94 * GIB
     # CUDA context, cuBLAS and cuDNN handles: 0.3 GiB on small Ampere cards to 0.9 on a B200.
     context_bytes: float = 0.46 * GIB
     # Tokens whose logits exist at once with chunked_loss.
@@ -54,8 +54,8 @@ ALLOCATED_ERROR = 0.10
 DEVICE_ERROR = 0.08
 
 # What a driver, a desktop and fragmentation take before training starts. Published picks fill 48 and 96 GB cards
-# without a desktop to 97 %, while a 12 GB GeForce in a desktop ran out at 95 %.
-DESKTOP_BYTES = 0.75 * GIB
+# without a desktop to 97 %, while 12 GB GeForce cards in desktops run out above 91 %.
+DESKTOP_BYTES = 0.98 * GIB
 HEADLESS_BYTES = 0.25 * GIB
 
 
@@ -121,9 +121,7 @@ def logit_bytes(setting: Setting, constants: Constants = FITTED) -> float:
         # float32 for the hidden states and for the head, plus the head's 16-bit partial product.
         chunk_bytes = chunk * shape.vocab_size * (setting.element_bytes + 4.0 + 4.0)
         return chunk_bytes + 6.0 * tokens * shape.n_embd + 6.0 * shape.vocab_size * shape.n_embd
-    per_logit = constants.logit_bytes_eager
-    if setting.compile:
-        per_logit = constants.logit_bytes_modern if shape.arch == "modern" else constants.logit_bytes_compiled
+    per_logit = constants.logit_bytes_compiled if setting.compile else constants.logit_bytes_eager
     if setting.dtype == "float32":
         per_logit += 2  # the logits themselves are twice as wide
     return per_logit * tokens * shape.vocab_size
@@ -163,8 +161,6 @@ def _block_bytes(setting: Setting, constants: Constants) -> float:
         base = constants.block_bytes_modern if setting.shape.arch == "modern" else constants.block_bytes_compiled
     else:
         base = constants.block_bytes_eager
-        if setting.shape.arch == "modern":
-            base += constants.block_bytes_modern - constants.block_bytes_compiled
     if setting.dtype == "float32":
         # Two thirds of what is kept is 16 bits wide under autocast (formulas.md), so all-float32 keeps 1.75 times.
         base *= 1.75
