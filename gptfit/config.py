@@ -9,7 +9,7 @@ from typing import Any
 
 from gptfit.configcheck import ConfigProblem, find_problems
 from gptfit.errors import ConfigError
-from gptfit.shape import ModelShape
+from gptfit.shape import INGREDIENTS, ModelShape
 
 # What nanoGPT takes when the data folder has no meta.pkl: GPT-2's 50,257 padded to a multiple of 64.
 NANOGPT_VOCAB_SIZE = 50304
@@ -83,6 +83,21 @@ class TrainConfig:
     keep_checkpoints: int = 1
     track: str = "none"
     gpu: str = ""  # override the card's name
+    # arch='modern' only: its ingredients, each worth what docs/recipe.md says
+    positions: str = "rotary"  # or 'learned'
+    norm: str = "rms"  # without weights; or 'layer'
+    qk_norm: bool = True
+    activation: str = "relu2"  # or 'gelu'
+    zero_init: bool = True  # projections into the residual stream, and the head, start at zero
+    tied_head: bool = False
+    logit_softcap: float = 15.0  # 0: none
+    value_residual: bool = True
+    layer_scalars: bool = True
+    smear: bool = True
+    # optimizer='muon' only; learning_rate is the matrices'
+    momentum: float = 0.95
+    embedding_lr: float = 0.0  # 0: from the size, as gptfit/recipe.py says
+    head_lr: float = 0.0  # 0: the same
 
     def __post_init__(self) -> None:
         problems = find_problems(self.as_dict())
@@ -125,6 +140,7 @@ class TrainConfig:
             vocab_size=self.vocab_size or vocab_size or NANOGPT_VOCAB_SIZE,
             bias=self.bias,
             arch=self.arch,
+            **{key: getattr(self, key) for key in INGREDIENTS},
         )
 
 

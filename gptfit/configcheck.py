@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptfit.schedule import SCHEDULE_NAMES
+from gptfit.shape import INGREDIENTS, ModelShape
 
 Values = Mapping[str, Any]
 
@@ -19,6 +20,9 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "track": ("none", "wandb", "tensorboard", "trackio"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "chunked_loss": ("auto", True, False),
+    "positions": ("rotary", "learned"),
+    "norm": ("rms", "layer"),
+    "activation": ("relu2", "gelu"),
 }
 AT_LEAST_ONE = [
     "n_layer",
@@ -45,8 +49,11 @@ NOT_NEGATIVE = [
     "seed",
     "max_hours",
     "early_stop_evals",
+    "logit_softcap",
+    "embedding_lr",
+    "head_lr",
 ]
-FRACTIONS = ("dropout", "beta1", "beta2")
+FRACTIONS = ("dropout", "beta1", "beta2", "momentum")
 # The largest each size may be before arithmetic on it stops making sense; far above any real model.
 SANE_SIZE = 10**9
 
@@ -69,7 +76,7 @@ def find_problems(values: Values, processes: int = 1) -> list[ConfigProblem]:
     problems = [*_choices(values), *_ranges(values)]
     if not problems:
         problems = [*_heads(values), *_horizon(values), *_rates(values), *_step_size(values, processes)]
-        problems += _device_name(values)
+        problems += [*_modern(values), *_device_name(values)]
     return problems
 
 
@@ -113,6 +120,25 @@ def nearest_head_count(n_embd: int, n_head: int) -> int:
     """A head count that divides n_embd: head size 64 if possible, then a multiple of 8, then the nearest."""
     divisors = [d for d in range(1, min(n_embd, 4096) + 1) if n_embd % d == 0]
     return min(divisors, key=lambda d: (n_embd // d != 64, (n_embd // d) % 8 != 0, abs(d - n_head)))
+
+
+def _modern(values: Values) -> Iterator[ConfigProblem]:
+    """A switch that would do nothing is a mistake, not a wish."""
+    if values["arch"] == "modern":
+        if values["bias"]:
+            yield ConfigProblem("bias", "bias = True, but arch = 'modern' has none", "use bias = False")
+        head_size = values["n_embd"] // values["n_head"]
+        if values["positions"] == "rotary" and head_size % 4:
+            heads = nearest_head_count(values["n_embd"], values["n_head"])
+            yield ConfigProblem(
+                "n_head",
+                f"rotary positions need a head size that is a multiple of 4, n_embd / n_head is {head_size}",
+                f"use n_head = {heads} (head size {values['n_embd'] // heads}) or positions = 'learned'",
+            )
+        return
+    for key in INGREDIENTS:
+        if values[key] != getattr(ModelShape, key):
+            yield ConfigProblem(key, f"{key} = {values[key]!r} needs arch = 'modern'", f"set that, or leave {key} out")
 
 
 def _horizon(values: Values) -> Iterator[ConfigProblem]:

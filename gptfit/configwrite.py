@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from gptfit.config import DEFAULTS, GPTFIT_KEYS, TrainConfig
+from gptfit.shape import INGREDIENTS
 from gptfit.units import duration, si
 
 # Groups in reading order; a key appears when it differs from the default or belongs to what defines the run.
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("model", ("arch", "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "bias")),
+    ("model", ("arch", "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "bias", *INGREDIENTS)),
     ("step", ("batch_size", "gradient_accumulation_steps", "tokens_per_step")),
     ("horizon", ("max_iters", "max_hours", "early_stop_evals")),
     (
         "learning rate",
         ("learning_rate", "decay_lr", "schedule", "warmup_iters", "lr_decay_iters", "decay_fraction", "min_lr"),
     ),
-    ("optimizer", ("optimizer", "weight_decay", "beta1", "beta2", "grad_clip")),
+    (
+        "optimizer",
+        ("optimizer", "weight_decay", "beta1", "beta2", "grad_clip", "momentum", "embedding_lr", "head_lr"),
+    ),
     ("data", ("dataset", "data_root", "sampling", "seed")),
     (
         "evaluation and files",

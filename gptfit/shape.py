@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Literal
 
@@ -47,13 +48,25 @@ class ModelShape:
     vocab_size: int
     bias: bool = False
     arch: str = "gpt2"
+    # The ingredients of arch='modern', config keys of the same names; what each is worth: docs/recipe.md
+    positions: str = "rotary"
+    norm: str = "rms"
+    qk_norm: bool = True
+    activation: str = "relu2"
+    zero_init: bool = True
+    tied_head: bool = False
+    logit_softcap: float = 15.0
+    value_residual: bool = True
+    layer_scalars: bool = True
+    smear: bool = True
 
     @property
     def head_size(self) -> float:
         return self.n_embd / self.n_head
 
     def weights(self) -> tuple[Weight, ...]:
-        return _gpt2_weights(self)
+        # An unknown arch is refused by the config check; `plan` still says what can be said about the rest.
+        return INVENTORIES.get(self.arch, _gpt2_weights)(self)
 
     @property
     def n_weights(self) -> int:
@@ -71,9 +84,13 @@ class ModelShape:
         return sum(w.size for w in self.weights() if w.kind in ("matrix", "head")) + self._tied_head
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the token embedding is also the head."""
+        return not any(w.kind == "head" for w in self.weights())
+
+    @property
     def _tied_head(self) -> int:
-        has_head = any(w.kind == "head" for w in self.weights())
-        return 0 if has_head else self.vocab_size * self.n_embd
+        return self.vocab_size * self.n_embd if self.is_tied else 0
 
     @property
     def flops_per_token(self) -> int:
@@ -114,6 +131,43 @@ def _gpt2_weights(shape: ModelShape) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
+@cache
+def _modern_weights(shape: ModelShape) -> tuple[Weight, ...]:
+    """Norms have no weights unless they are GPT-2's; the head has its own unless it is tied."""
+    c = shape.n_embd
+    weights = [Weight("transformer.wte.weight", (shape.vocab_size, c), "embedding")]
+    if shape.positions == "learned":
+        weights.append(Weight("transformer.wpe.weight", (shape.block_size, c), "position"))
+    for i in range(shape.n_layer):
+        block = f"transformer.h.{i}"
+        weights += _norm(shape, f"{block}.ln_1")
+        weights.append(Weight(f"{block}.attn.c_attn.weight", (3 * c, c), "matrix"))
+        weights.append(Weight(f"{block}.attn.c_proj.weight", (c, c), "matrix"))
+        weights += _norm(shape, f"{block}.ln_2")
+        weights.append(Weight(f"{block}.mlp.c_fc.weight", (4 * c, c), "matrix"))
+        weights.append(Weight(f"{block}.mlp.c_proj.weight", (c, 4 * c), "matrix"))
+    weights += _norm(shape, "transformer.ln_f")
+    if shape.smear:
+        weights.append(Weight("smear", (c,), "vector"))
+    if shape.layer_scalars:
+        weights += [Weight(name, (shape.n_layer,), "scalar") for name in ("residual_scales", "embedding_scales")]
+    if shape.value_residual:
+        weights.append(Weight("value_scales", (shape.n_layer,), "scalar"))
+    if not shape.tied_head:
+        weights.append(Weight("lm_head.weight", (shape.vocab_size, c), "head"))
+    return tuple(weights)
+
+
+def _norm(shape: ModelShape, name: str) -> list[Weight]:
+    return [Weight(f"{name}.weight", (shape.n_embd,), "vector")] if shape.norm == "layer" else []
+
+
 def _with_bias(bias: bool, name: str, size: tuple[int, ...]) -> list[Weight]:
     weight = Weight(f"{name}.weight", size, "matrix" if len(size) == 2 else "vector")
     return [weight, Weight(f"{name}.bias", size[:1], "vector")] if bias else [weight]
+
+
+# From an architecture's name to its inventory.
+INVENTORIES: dict[str, Callable[[ModelShape], tuple[Weight, ...]]] = {"gpt2": _gpt2_weights, "modern": _modern_weights}
+_FIELDS = tuple(field.name for field in fields(ModelShape))
+INGREDIENTS = _FIELDS[_FIELDS.index("arch") + 1 :]

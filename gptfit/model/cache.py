@@ -63,6 +63,7 @@ class KVCache:
     def __init__(self, shape: ModelShape, rows: int, room: int, device: torch.device, dtype: torch.dtype) -> None:
         size = (rows, shape.n_head, room, shape.n_embd // shape.n_head)
         self.layers = [LayerCache(size, device, dtype) for _ in range(shape.n_layer)]
+        self.previous: Tensor | None = None  # the last token's embedding, for models that look back one token
 
     @property
     def length(self) -> int:

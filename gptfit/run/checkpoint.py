@@ -13,7 +13,7 @@ from torch import Tensor
 from gptfit.errors import GptfitError, RunError
 from gptfit.model.base import LanguageModel
 from gptfit.model.build import build_model
-from gptfit.shape import ModelShape
+from gptfit.shape import INGREDIENTS, ModelShape
 
 LAST = "ckpt.pt"
 BEST = "best.pt"
@@ -39,7 +39,8 @@ class Checkpoint:
     @property
     def shape(self) -> ModelShape:
         keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
-        return ModelShape(**{key: self.model_args[key] for key in keys}, arch=self.arch)
+        ingredients = {key: self.config[key] for key in INGREDIENTS if key in self.config}
+        return ModelShape(**{key: self.model_args[key] for key in keys}, arch=self.arch, **ingredients)
 
     def as_saved(self) -> dict[str, Any]:
         """What goes into the file: nanoGPT's six keys, readable by its train.py and sample.py, and ours."""

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from gptfit.config import TrainConfig
 from gptfit.errors import ConfigError
+from gptfit.model.base import LanguageModel
 from gptfit.run.device import Device
+from gptfit.run.muon import make_muon
 
-Maker = Callable[[nn.Module, TrainConfig, Device], Optimizer]
+Maker = Callable[[LanguageModel, TrainConfig, Device], Optimizer]
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig, device: Device) -> Optimizer:
+def make_optimizer(model: LanguageModel, config: TrainConfig, device: Device) -> Optimizer:
     """The optimizer named by `config.optimizer`."""
     return OPTIMIZERS[config.optimizer](model, config, device)
 
@@ -27,7 +28,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(model: LanguageModel, weight_decay: float) -> list[dict[str, Any]]:
     """nanoGPT's two groups in its order, so that optimizer states load both ways: decay on tensors of 2+ dimensions."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -36,7 +37,7 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def _adamw(model: nn.Module, config: TrainConfig, device: Device) -> Optimizer:
+def _adamw(model: LanguageModel, config: TrainConfig, device: Device) -> Optimizer:
     return torch.optim.AdamW(
         decay_groups(model, config.weight_decay),
         lr=config.learning_rate,
@@ -45,7 +46,7 @@ def _adamw(model: nn.Module, config: TrainConfig, device: Device) -> Optimizer:
     )
 
 
-def _adamw8bit(model: nn.Module, config: TrainConfig, device: Device) -> Optimizer:
+def _adamw8bit(model: LanguageModel, config: TrainConfig, device: Device) -> Optimizer:
     """States in 8 bits with one scale per block: torchao's, which needs a recent NVIDIA card."""
     if device.kind != "cuda":
         raise ConfigError(
@@ -62,4 +63,4 @@ def _adamw8bit(model: nn.Module, config: TrainConfig, device: Device) -> Optimiz
     return optimizer
 
 
-OPTIMIZERS: dict[str, Maker] = {"adamw": _adamw, "adamw8bit": _adamw8bit}
+OPTIMIZERS: dict[str, Maker] = {"adamw": _adamw, "muon": make_muon, "adamw8bit": _adamw8bit}

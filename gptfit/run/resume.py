@@ -10,10 +10,10 @@ from typing import Any
 from gptfit.config import DEFAULTS, TrainConfig
 from gptfit.errors import ConfigError
 from gptfit.run.checkpoint import Checkpoint, newest_readable
-from gptfit.shape import ModelShape
+from gptfit.shape import INGREDIENTS, ModelShape
 
 # The tensors in the file have these shapes and these optimizer states; nothing can be continued with others.
-FROZEN = ("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "optimizer")
+FROZEN = ("arch", "n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "optimizer", *INGREDIENTS)
 # How the run is watched and where it computes; changing them changes no number that matters.
 FREE = (
     "out_dir",

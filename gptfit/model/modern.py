@@ -1,0 +1,175 @@
+"""arch='modern': rotary positions, norms without weights, squared ReLU; each ingredient a switch of ModelShape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gptfit.model.base import LanguageModel
+from gptfit.model.cache import KVCache, LayerCache
+from gptfit.model.head import soft_cap, token_loss
+from gptfit.model.layers import LayerNorm
+from gptfit.model.rotary import rotary_tables, rotate
+from gptfit.shape import ModelShape
+
+# Uniform in +-1/sqrt(n): torch's own default for a Linear, as a normal distribution.
+MATRIX_STD = 3**-0.5
+EMBEDDING_STD = 1.0  # normalised before the first block, so only the step size relative to it matters
+HEAD_STD = 0.02  # where the head does not start at zero: GPT-2's
+VALUE_SCALE = 0.5
+
+Tables = tuple[Tensor, Tensor] | None
+
+
+class Modern(LanguageModel):
+    """The tensors of `ModelShape.weights()` for arch='modern'."""
+
+    def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: bool = False) -> None:
+        super().__init__(shape, dropout, checkpoint_activations)
+        c, n_layer = shape.n_embd, shape.n_layer
+        parts: dict[str, nn.Module] = {"wte": nn.Embedding(shape.vocab_size, c)}
+        if shape.positions == "learned":
+            parts["wpe"] = nn.Embedding(shape.block_size, c)
+        parts["drop"] = nn.Dropout(dropout)
+        parts["h"] = nn.ModuleList(Block(shape, dropout) for _ in range(n_layer))
+        parts["ln_f"] = make_norm(shape)
+        self.transformer = nn.ModuleDict(parts)
+        self.lm_head = nn.Linear(c, shape.vocab_size, bias=False)
+        if shape.tied_head:
+            self.transformer["wte"].weight = self.lm_head.weight
+        if shape.smear:
+            self.smear = nn.Parameter(torch.zeros(c))
+        if shape.layer_scalars:
+            self.residual_scales = nn.Parameter(torch.ones(n_layer))
+            self.embedding_scales = nn.Parameter(torch.zeros(n_layer))
+        if shape.value_residual:
+            self.value_scales = nn.Parameter(torch.full((n_layer,), VALUE_SCALE))
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Matrices as torch does it; what writes into the residual stream starts at zero, so each block at identity."""
+        shape = self.shape
+        for name, parameter in self.named_parameters():
+            if name.endswith("c_proj.weight"):
+                nn.init.normal_(parameter, std=0.0 if shape.zero_init else HEAD_STD / (2 * shape.n_layer) ** 0.5)
+            elif name == "lm_head.weight" and shape.zero_init:
+                nn.init.zeros_(parameter)
+            elif name == "lm_head.weight" or (shape.tied_head and name == "transformer.wte.weight"):
+                nn.init.normal_(parameter, std=HEAD_STD)
+            elif name.startswith("transformer.w"):
+                nn.init.normal_(parameter, std=EMBEDDING_STD)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=MATRIX_STD * shape.n_embd**-0.5)
+
+    def hidden(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
+        shape, start = self.shape, cache.length if cache else 0
+        x = self.transformer["drop"](rms_norm(self._embed(idx, start, cache)))
+        tables = None
+        if shape.positions == "rotary":
+            tables = rotary_tables(start, idx.shape[1], shape.n_embd // shape.n_head, idx.device)
+        embedded = x
+        for i, block in enumerate(cast(nn.ModuleList, self.transformer["h"])):
+            if shape.layer_scalars:
+                x = self.residual_scales[i] * x + self.embedding_scales[i] * embedded
+            values = self.value_scales[i] * embedded if shape.value_residual else None
+            x = self.run_block(block, x, values, tables, cache.layers[i] if cache else None)
+        return self.transformer["ln_f"](x)  # type: ignore[no-any-return]
+
+    def _embed(self, idx: Tensor, start: int, cache: KVCache | None) -> Tensor:
+        """(B, T, C): the token's embedding, its place if that is learned, and a share of the token before it."""
+        x: Tensor = self.transformer["wte"](idx)
+        if self.shape.positions == "learned":
+            x = x + self.transformer["wpe"](torch.arange(start, start + idx.shape[1], device=idx.device))
+        if not self.shape.smear:
+            return x
+        before = x.new_zeros(1, 1, x.shape[2]) if cache is None or cache.previous is None else cache.previous
+        if cache is not None:
+            cache.previous = x[:, -1:]
+        shifted = torch.cat([before.expand(x.shape[0], 1, -1), x[:, :-1]], dim=1)
+        return x + self.smear * shifted
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        weight, cap = self.lm_head.weight, self.shape.logit_softcap
+        return token_loss(hidden.flatten(0, 1), weight, targets.flatten(), self.loss_chunk_tokens, cap)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return soft_cap(self.lm_head(hidden), self.shape.logit_softcap)
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each on a normalised copy and added back."""
+
+    def __init__(self, shape: ModelShape, dropout: float) -> None:
+        super().__init__()
+        self.ln_1 = make_norm(shape)
+        self.attn = Attention(shape, dropout)
+        self.ln_2 = make_norm(shape)
+        self.mlp = MLP(shape, dropout)
+
+    def forward(self, x: Tensor, values: Tensor | None, tables: Tables, past: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), values, tables, past)
+        return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Causal attention with queries and keys of unit size, so that no logit can run away."""
+
+    def __init__(self, shape: ModelShape, dropout: float) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(shape.n_embd, 3 * shape.n_embd, bias=False)
+        self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=False)
+        self.resid_dropout = nn.Dropout(dropout)
+        self.n_head, self.qk_norm, self.dropout = shape.n_head, shape.qk_norm, dropout
+
+    def forward(self, x: Tensor, values: Tensor | None, tables: Tables, past: LayerCache | None = None) -> Tensor:
+        q, k, v = self.c_attn(x).chunk(3, dim=2)
+        if values is not None:
+            v = v + values
+        q, k, v = (part.unflatten(2, (self.n_head, -1)).transpose(1, 2) for part in (q, k, v))  # (B, nh, T, hs)
+        if self.qk_norm:
+            q, k = rms_norm(q), rms_norm(k)
+        if tables is not None:
+            q, k = rotate(q, *tables), rotate(k, *tables)
+        if past is not None:
+            y = past.attend(q, k, v)
+        else:
+            dropout = self.dropout if self.training else 0.0
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Each token on its own: four times wider, squared ReLU (So et al. 2021), back."""
+
+    def __init__(self, shape: ModelShape, dropout: float) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(shape.n_embd, 4 * shape.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * shape.n_embd, shape.n_embd, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.act: Callable[[Tensor], Tensor] = F.gelu if shape.activation == "gelu" else squared_relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))  # type: ignore[no-any-return]
+
+
+class RMSNorm(nn.Module):
+    """To unit size along the last dimension, with nothing to learn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x)
+
+
+def make_norm(shape: ModelShape) -> nn.Module:
+    return LayerNorm(shape.n_embd, bias=False) if shape.norm == "layer" else RMSNorm()
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:])
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()

@@ -1,0 +1,165 @@
+"""Muon: momentum made orthogonal for the matrices, AdamW for the rest; one optimizer, one state_dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+from gptfit.config import TrainConfig
+from gptfit.model.base import LanguageModel
+from gptfit.recipe import adamw_rate
+from gptfit.run.device import Device
+from gptfit.shape import ModelShape
+
+# The quintic of Jordan et al. (2024), kellerjordan.github.io/posts/muon: five rounds bring singular values between
+# about 1e-3 and 1 to 0.7..1.2, which trains as well as exactly 1 and costs half.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+ROUNDS = 5
+# Small against any gradient's norm, so that a zero gradient stays zero instead of becoming NaN.
+EPSILON = 1e-7
+ADAM_EPSILON = 1e-10  # modded-nanogpt: at 1e-8 the rarely seen rows of a zero-initialised head hardly move
+
+Group = dict[str, Any]
+
+
+def make_muon(model: LanguageModel, config: TrainConfig, device: Device) -> Optimizer:
+    """Muon at `learning_rate` for the matrices of the blocks; AdamW at rates of their own for everything else."""
+    groups = [group for group in _groups(model, config, device) if group["params"]]
+    return Muon(groups, config.learning_rate, config.momentum, (config.beta1, config.beta2))
+
+
+def _groups(model: LanguageModel, config: TrainConfig, device: Device) -> Iterator[Group]:
+    parameters, weights = dict(model.named_parameters()), model.shape.weights()
+    matrices = [w.name for w in weights if w.kind == "matrix"]
+    for parts in (1, 3):
+        members = [parameters[name] for name in matrices if _parts(name) == parts]
+        yield {"params": members, "parts": parts, "weight_decay": config.weight_decay}
+    for kind in ("embedding", "position", "head", "vector", "scalar"):
+        members = [parameters[w.name] for w in weights if w.kind == kind]
+        rate = _own_rate(kind, config, model.shape)
+        scale = rate / config.learning_rate if config.learning_rate else 1.0
+        yield {"params": members, "lr_scale": scale, "fused": device.kind in ("cpu", "cuda")}
+
+
+def _parts(name: str) -> int:
+    """Queries, keys and values are one tensor for speed but three matrices in meaning, each orthogonal by itself."""
+    return 3 if name.endswith("attn.c_attn.weight") else 1
+
+
+def _own_rate(kind: str, config: TrainConfig, shape: ModelShape) -> float:
+    if kind == "embedding" and config.embedding_lr:
+        return config.embedding_lr
+    if kind == "head" and config.head_lr:
+        return config.head_lr
+    return adamw_rate(kind, shape)
+
+
+class Muon(Optimizer):
+    """Groups with `parts` are matrices, each `parts` square-ish blocks stacked by rows; groups without are AdamW's.
+
+    Every group's rate is the schedule's times its own `lr_scale`, as for the other optimizers.
+    """
+
+    def __init__(self, groups: Sequence[Group], lr: float, momentum: float, betas: tuple[float, float]) -> None:
+        super().__init__(list(groups), {"lr": lr, "momentum": momentum, "betas": betas, "weight_decay": 0.0})
+        for group in self.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        assert closure is None, "the training loop computes gradients itself"
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            if "parts" in group:
+                self._step_matrices(group, parameters)
+            else:
+                self._step_adamw(group, parameters)
+        return None
+
+    def _step_matrices(self, group: Group, parameters: list[Tensor]) -> None:
+        parts, updates = group["parts"], [self._momentum(p, group["momentum"]) for p in parameters]
+        for p, update in zip(parameters, _orthogonal_by_shape(updates, parts), strict=True):
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(update, alpha=-group["lr"] * update_scale(p.shape[0] // parts, p.shape[1]))
+
+    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
+        """The averaged gradient, one step ahead (Nesterov)."""
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        average: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum)
+
+    def _step_adamw(self, group: Group, parameters: list[Tensor]) -> None:
+        states = [self.state[p] for p in parameters]
+        for p, state in zip(parameters, states, strict=True):
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=ADAM_EPSILON,
+            maximize=False,
+        )
+
+
+def update_scale(rows: int, columns: int) -> float:
+    """What an orthogonal update is multiplied with, so that one rate serves every width and depth.
+
+    An orthogonal (rows, columns) matrix moves outputs by sqrt(columns / rows) times too little when it is tall.
+    """
+    return math.sqrt(max(1.0, rows / columns))
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """(K, m, n) -> the same singular vectors with all singular values near 1."""
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return orthogonalize(matrices.mT).mT
+    a, b, c = NEWTON_SCHULZ
+    x = matrices.to(_working_dtype(matrices))
+    # The Frobenius norm is at least the largest singular value, so none starts above 1.
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + EPSILON)
+    for _ in range(ROUNDS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.to(matrices.dtype)
+
+
+def _orthogonal_by_shape(updates: list[Tensor], parts: int) -> list[Tensor]:
+    """All of one shape in one batch: torch.optim.Muon's loop over matrices leaves a GPU waiting for launches."""
+    by_shape: dict[torch.Size, list[int]] = {}
+    for i, update in enumerate(updates):
+        by_shape.setdefault(update.shape, []).append(i)
+    result = list(updates)
+    for (rows, columns), members in by_shape.items():
+        blocks = torch.stack([updates[i] for i in members]).view(-1, rows // parts, columns)
+        for i, update in zip(members, orthogonalize(blocks).view(-1, rows, columns), strict=True):
+            result[i] = update
+    return result
+
+
+def _working_dtype(x: Tensor) -> torch.dtype:
+    """bfloat16 is enough and four times as fast where tensor cores have it; elsewhere it is emulated and slower."""
+    has_bf16 = x.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if has_bf16 else torch.float32
