@@ -65,11 +65,10 @@ def predict(
         return None
     law = law_loss(parameters, tokens * scale, unique * scale, token_value(arch, optimizer))
     offset, basis, sentence = _offset(dataset, own_runs, scale)
-    below, above = half_widths(parameters, tokens * scale, known=dataset_kind(dataset) is not None)
+    new_recipe = arch == "modern" or optimizer == "muon"
+    below, above = half_widths(parameters, tokens * scale, dataset_kind(dataset) is not None, new_recipe)
     if basis == "measured":
         below, above = min(below, 0.08), min(above, 0.08)
-    if arch == "modern" or optimizer == "muon":
-        below, above = below + 0.05, above + 0.05  # fewer published points, and the recipe is still moving
     value = law + offset
     estimate = Estimate(value * scale, (value - below) * scale, (value + above) * scale, basis)
     return Loss(estimate, effective_tokens(tokens, unique), sentence)
@@ -109,7 +108,7 @@ def token_value(arch: str, optimizer: str) -> float:
     return (MODERN_ARCH_TOKENS if arch == "modern" else 1.0) * (MUON_TOKENS if optimizer == "muon" else 1.0)
 
 
-def half_widths(parameters: float, tokens: float, known: bool = True) -> tuple[float, float]:
+def half_widths(parameters: float, tokens: float, known: bool = True, new_recipe: bool = False) -> tuple[float, float]:
     """How far below and above nine of ten published points lie; wider where the law is weak."""
     width = 0.13
     if parameters < 100e6:
@@ -120,12 +119,14 @@ def half_widths(parameters: float, tokens: float, known: bool = True) -> tuple[f
         width += 0.15
     if tokens < 5 * parameters:
         width += 0.10
+    if new_recipe:
+        width += 0.05  # fewer published points, and the recipe is still moving
+    if parameters >= 100e6 and tokens >= 1e9:
+        width = min(width, 0.15)  # no published point of a known recipe is farther off there
     if not known:
         width += 0.12
-    below = above = width
-    if parameters < 30e6:
-        below += 0.30  # the law is too pessimistic for tiny models (Gadre et al., 11M)
-    return below, above
+    # The law is too pessimistic for tiny models: Gadre et al., 11M.
+    return (width + 0.30 if parameters < 30e6 else width), width
 
 
 def dataset_kind(dataset: str) -> str | None:
