@@ -16,7 +16,7 @@ from torch import Tensor
 from gptfit.config import TrainConfig
 from gptfit.errors import DeviceError
 from gptfit.gpus import GPU, find, find_or_none
-from gptfit.run.hostmemory import free_host_bytes, peak_host_bytes, reset_peak_host_bytes
+from gptfit.run.hostmemory import free_host_bytes, limit_host_bytes, peak_host_bytes, reset_peak_host_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BF16_CAPABILITY = (8, 0)  # Ampere is the first NVIDIA generation with bfloat16 units
@@ -83,6 +83,32 @@ class Device:
         if self.kind == "mps":
             return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return free_host_bytes()
+
+    def peak_reserved_bytes(self) -> int | None:
+        """What torch's allocator held at its peak since the last reset; only a card has one."""
+        return torch.cuda.max_memory_reserved(self.torch_device) if self.kind == "cuda" else None
+
+    def peak_device_bytes(self, others_bytes: int = 0) -> int:
+        """The whole process with context and libraries; on a card, what is in use there less what others hold."""
+        if self.kind != "cuda":
+            return self.peak_memory_bytes()
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        given_back = torch.cuda.max_memory_reserved(self.torch_device) - torch.cuda.memory_reserved(self.torch_device)
+        return total - free + given_back - others_bytes
+
+    def total_memory_bytes(self) -> int:
+        """Of the card; of a CPU what is free, as nothing there is a process's own."""
+        if self.kind == "cuda":
+            return torch.cuda.mem_get_info(self.torch_device)[1]
+        return self.free_memory_bytes()
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Make this process run out at `limit_bytes` instead of the machine."""
+        if self.kind == "cuda":
+            fraction = min(1.0, limit_bytes / self.total_memory_bytes())
+            torch.cuda.set_per_process_memory_fraction(fraction, self.torch_device)
+        elif self.kind == "cpu":
+            limit_host_bytes(limit_bytes)
 
     def release_memory(self) -> None:
         """Give cached blocks back, so that a smaller attempt finds one piece."""

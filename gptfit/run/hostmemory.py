@@ -34,6 +34,16 @@ def free_host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def limit_host_bytes(limit_bytes: int) -> None:
+    """A hard limit on this process's own memory, above which an allocation fails; nothing where it is not known."""
+    if sys.platform == "linux":
+        import resource
+
+        # RLIMIT_DATA counts private writable pages (since Linux 4.7), which is what tensors are;
+        # RLIMIT_AS would also count libraries and reserved address space.
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
 def _kib_field(file: Path, name: str) -> int:
     for line in file.read_text(encoding="ascii").splitlines():
         if line.startswith(name + ":"):

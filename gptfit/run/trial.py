@@ -1,0 +1,197 @@
+"""One trial in a process of its own: `python -m gptfit.run.trial`, a request on stdin, JSON lines on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from statistics import median, quantiles
+from typing import IO, Any
+
+import torch
+
+from gptfit.config import TrainConfig
+from gptfit.errors import GptfitError
+from gptfit.run.batches import Batch
+from gptfit.run.compiler import find_compile_problem
+from gptfit.run.device import Device, find_device, has_bf16, is_out_of_memory
+from gptfit.run.engine import Engine, build_engine
+from gptfit.run.garbage import collection_frozen
+from gptfit.trials import Machine, Timing
+from gptfit.units import GIB
+
+FEWEST_SAMPLES = 4
+MOST_SAMPLES = 100
+# Time between two waits for the device: long enough that launches run ahead as they do in training.
+BURST_SECONDS = 0.25
+# float16's loss scale starts high and halves until an update succeeds; from 2^16 that takes at most this many.
+SCALE_SEARCH = 20
+
+Tell = Callable[..., None]
+
+
+def main() -> int:
+    answers = _own_stdout()
+
+    def tell(event: str, **values: Any) -> None:
+        answers.write(json.dumps({"event": event, **values}) + "\n")
+        answers.flush()
+
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        answer(request, tell)
+    except GptfitError as error:
+        tell("error", message=str(error))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        tell("oom")
+    return 0
+
+
+def answer(request: dict[str, Any], tell: Tell) -> None:
+    """Either what this machine is, or one measurement."""
+    config = TrainConfig(**request["config"])
+    if request["threads"]:
+        torch.set_num_threads(request["threads"])
+    device = find_device(config)
+    if request["purpose"] == "machine":
+        tell("machine", **asdict(_machine(config, device, request["others_bytes"])))
+        return
+    if request["limit_bytes"]:
+        device.limit_memory(request["limit_bytes"])
+    tell("stage", name="building")
+    engine = build_engine(config, config.shape(request["vocab_size"]), device)
+    tell("stage", name="compiling" if engine.compiled else "warming up")
+    with collection_frozen():
+        timing = measure(engine, request, tell)
+    tell("done", **asdict(timing))
+
+
+def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
+    """Compile, warm up, time micro-steps as training does them, then one update and one eval of this size."""
+    device = engine.device
+    batch = _random_batch(engine, request["vocab_size"])
+    for _ in range(SCALE_SEARCH):
+        _micro_step(engine, batch)
+        # The first update makes the optimizer's state, so that memory is complete when the timing begins.
+        if _update(engine)[1]:
+            break
+    device.synchronize()
+    device.reset_peak_memory()
+    tell("stage", name="timing")
+    samples, cpu_share = time_micro_steps(lambda: _micro_step(engine, batch), device, request["timed_s"])
+    update_ms, _ = _update(engine)
+    eval_ms = None
+    if request["has_eval"]:
+        tell("stage", name="evaluating")
+        engine.mean_loss([batch])  # compiles
+        eval_ms = _ms(lambda: engine.mean_loss([batch]), device)
+    low, _, high = quantiles(samples, n=4)
+    peak_tflops, peak_basis = device.peak_rate() if request["has_eval"] else (None, "")
+    on_card = device.kind == "cuda"
+    reserved = device.peak_reserved_bytes()
+    return Timing(
+        device=device.name,
+        chunked_loss=bool(engine.model.loss_chunk_tokens),
+        compiled=engine.compiled,
+        ms_per_micro_step=median(samples),
+        ms_low=low,
+        ms_high=high,
+        samples=len(samples),
+        ms_per_update=update_ms,
+        ms_per_eval=eval_ms,
+        allocated_gib=device.peak_memory_bytes() / GIB if on_card else None,
+        reserved_gib=reserved / GIB if reserved is not None else None,
+        device_gib=device.peak_device_bytes(request["others_bytes"]) / GIB,
+        peak_tflops=peak_tflops,
+        peak_basis=peak_basis,
+        cpu_share=cpu_share if device.kind == "cpu" else None,
+    )
+
+
+def time_micro_steps(micro_step: Callable[[], None], device: Device, timed_s: float) -> tuple[list[float], float]:
+    """(milliseconds per micro-step, one value per burst; processor time of this thread / elapsed time)."""
+    first_ms = _ms(micro_step, device)  # the gradients exist from here on
+    burst = max(1, min(50, round(BURST_SECONDS * 1e3 / first_ms)))
+    samples: list[float] = []
+    began, began_cpu = time.perf_counter(), time.thread_time()
+    while len(samples) < FEWEST_SAMPLES or (time.perf_counter() - began < timed_s and len(samples) < MOST_SAMPLES):
+        samples.append(_ms(lambda: _repeat(micro_step, burst), device) / burst)
+    elapsed, cpu = time.perf_counter() - began, time.thread_time() - began_cpu
+    return samples, cpu / elapsed
+
+
+def _repeat(action: Callable[[], None], times: int) -> None:
+    for _ in range(times):
+        action()
+
+
+def _micro_step(engine: Engine, batch: Batch) -> None:
+    loss = engine.forward_micro_step(batch, is_last=False)
+    engine.backward_micro_step(loss, engine.config.accumulation())
+
+
+def _update(engine: Engine) -> tuple[float, bool]:
+    """(milliseconds, whether the weights moved)."""
+    engine.device.synchronize()
+    began = time.perf_counter()
+    loss = torch.zeros((), device=engine.device.torch_device)
+    update = engine.update(loss, 1, engine.config.min_lr)
+    engine.device.synchronize()
+    return (time.perf_counter() - began) * 1e3, update.applied
+
+
+def _ms(action: Callable[[], object], device: Device) -> float:
+    began = time.perf_counter()
+    action()
+    device.synchronize()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _random_batch(engine: Engine, vocab_size: int) -> Batch:
+    """Speed does not depend on which tokens they are, as long as they are spread over the embedding."""
+    config, device = engine.config, engine.device
+    generator = torch.Generator().manual_seed(config.seed)
+    ids = torch.randint(vocab_size, (config.batch_size, config.block_size + 1), generator=generator)
+    return device.put(ids[:, :-1].contiguous()), device.put(ids[:, 1:].contiguous())
+
+
+def _machine(config: TrainConfig, device: Device, others_bytes: int) -> Machine:
+    total = device.total_memory_bytes()
+    return Machine(
+        device=device.name,
+        kind=device.kind,
+        dtype=device.dtype,
+        has_bf16=has_bf16(device.torch_device),
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        total_bytes=total,
+        free_bytes=total - others_bytes if device.kind == "cuda" else device.free_memory_bytes(),
+        gpu=device.gpu.name if device.gpu else None,
+        compile_problem=find_compile_problem(device) if config.compile else None,
+        notes=device.notes,
+    )
+
+
+def _own_stdout() -> IO[str]:
+    """The answer channel; whatever a compiler or library prints goes to stderr instead."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def _end_with_parent() -> None:
+    """The parent holds the other end of stdin as long as it wants an answer."""
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
