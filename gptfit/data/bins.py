@@ -31,13 +31,14 @@ class TokenFile:
         except OSError as error:
             raise write_error(path, error) from None
 
-    def append(self, tokens: NDArray[np.unsignedinteger]) -> None:
-        view = np.ascontiguousarray(tokens).view(np.uint8).data
+    def append(self, *arrays: NDArray[np.unsignedinteger]) -> None:
         try:
-            while view.nbytes:
-                written = os.write(self._fd, view)
-                view = view[written:]
-                self.size += written
+            for tokens in arrays:
+                view = np.ascontiguousarray(tokens).view(np.uint8).data
+                while view.nbytes:
+                    written = os.write(self._fd, view)
+                    view = view[written:]
+                    self.size += written
         except OSError as error:
             raise write_error(self.path, error) from None
 
@@ -56,7 +57,8 @@ def publish(path: Path, size: int) -> None:
     part = _part(path)
     if part.exists():
         os.replace(part, path)
-    if not path.exists() or path.stat().st_size != size:
+    found = path.stat().st_size if path.exists() else 0  # an empty file may already have been removed
+    if found != size:
         raise DataError(f"{path}: is not what the journal says was written; start over with --restart")
 
 

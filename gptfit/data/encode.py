@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import dataclass
 
@@ -22,10 +23,10 @@ MOST_UNBROKEN_CHARS = 16 * 2**20
 
 @dataclass(frozen=True)
 class Piece:
-    """The tokens of one batch, in order, and what to count. Arrays hold one entry per document."""
+    """The tokens of one batch, in order, and what to count. Arrays named in the plural hold one entry per document."""
 
-    train: Tokens
-    val: Tokens
+    train: tuple[Tokens, ...]
+    val: tuple[Tokens, ...]
     lengths: NDArray[np.int64]  # tokens, with the end-of-text
     is_val: NDArray[np.bool_]
     text_bytes: NDArray[np.int64]
@@ -37,19 +38,31 @@ class Piece:
     problems: list[str]
 
 
+@dataclass(frozen=True)
+class _Fragment:
+    """A stretch of one of the batch's texts."""
+
+    text: int
+    start: int
+    stop: int
+    is_last: bool
+
+
 def encode_documents(batch: Batch, tokenizer: Tokenizer, separator: int | None) -> Piece:
     """Each document's tokens followed by `separator`, if there is one and the document is finished."""
-    dtype = np.dtype(tokenizer.dtype)
-    ids, ends = _encode_texts(batch, tokenizer, dtype)
-    n_ended = len(ends) - batch.continues if separator is not None else 0
-    lengths = np.diff(ends, prepend=0)
-    if n_ended > 0:
-        ids = np.insert(ids, ends[:n_ended], dtype.type(separator))
-        lengths[:n_ended] += 1
-    train, val = _divide(ids, lengths, batch.val)
+    fragments = _fragments_of(batch, tokenizer)
+    lengths = np.zeros(len(batch.texts), np.int64)
+    train, val = [], []
+    for start, stop in slices([fragment.stop - fragment.start for fragment in fragments], CALL_CHARS):
+        called = fragments[start:stop]
+        ids, counts = _encode_call(called, batch, tokenizer, separator)
+        np.add.at(lengths, [fragment.text for fragment in called], counts)
+        for_train, for_val = _divide(ids, counts, batch.val[[fragment.text for fragment in called]])
+        train.append(for_train)
+        val.append(for_val)
     return Piece(
-        train=train,
-        val=val,
+        train=tuple(train),
+        val=tuple(val),
         lengths=lengths,
         is_val=batch.val,
         text_bytes=np.array([_utf8_length(text) for text in batch.texts], np.int64),
@@ -62,50 +75,36 @@ def encode_documents(batch: Batch, tokenizer: Tokenizer, separator: int | None) 
     )
 
 
-def _encode_texts(
-    batch: Batch, tokenizer: Tokenizer, dtype: np.dtype[np.unsignedinteger]
-) -> tuple[Tokens, NDArray[np.int64]]:
-    """All texts as one array and each text's end in it. Texts that cannot be encoded leave the batch."""
-    fragments: list[str] = []
-    last_fragment: list[int] = []  # of each text
-    refused = []
-    for i, text in enumerate(batch.texts):
-        cut = [text] if len(text) <= LONG_CHARS else _fragments(text, tokenizer)
-        if cut is None:
-            refused.append(i)
-            continue
-        fragments += cut
-        last_fragment.append(len(fragments) - 1)
-    _drop(batch, refused)
-    arrays, ends, total = [], [], 0
-    for start, stop in slices([len(fragment) for fragment in fragments], CALL_CHARS):
-        ids, call_ends = tokenizer.encoder.encode_batch(fragments[start:stop])
-        arrays.append(ids.astype(dtype))
-        ends.append(call_ends + total)
-        total += len(ids)
-    if not arrays:
-        return np.empty(0, dtype), np.empty(0, np.int64)
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0], np.concatenate(ends)[last_fragment]
+def _fragments_of(batch: Batch, tokenizer: Tokenizer) -> list[_Fragment]:
+    """Every text in one fragment or several. Texts that cannot be encoded leave the batch."""
+    stops = [[len(text)] if len(text) <= LONG_CHARS else _cuts(text, tokenizer) for text in batch.texts]
+    refused = [i for i, found in enumerate(stops) if found is None]
+    if refused:
+        _drop(batch, refused)
+    kept = [found for found in stops if found is not None]
+    return [
+        _Fragment(i, start, stop, stop == found[-1])
+        for i, found in enumerate(kept)
+        for start, stop in zip([0, *found[:-1]], found, strict=True)
+    ]
 
 
-def _fragments(text: str, tokenizer: Tokenizer) -> list[str] | None:
-    """The text cut where no token spans; None when a part that may not be cut is too long to encode."""
+def _cuts(text: str, tokenizer: Tokenizer) -> list[int] | None:
+    """Where to cut so that no token is; None when a part that may not be cut is too long to encode."""
     if tokenizer.cut == "anywhere":
-        return [text[start : start + LONG_CHARS] for start in range(0, len(text), LONG_CHARS)]
-    found, start = [], 0
-    while tokenizer.cut == "blanks" and len(text) - start > LONG_CHARS:
-        place = SAFE_CUT.search(text, start + LONG_CHARS)
+        return [*range(LONG_CHARS, len(text), LONG_CHARS), len(text)]
+    found = [0]
+    while tokenizer.cut == "blanks" and len(text) - found[-1] > LONG_CHARS:
+        place = SAFE_CUT.search(text, found[-1] + LONG_CHARS)
         if place is None:
             break
-        found.append(text[start : place.end()])
-        start = place.end()
-    found.append(text[start:])
-    return found if max(map(len, found)) <= MOST_UNBROKEN_CHARS else None
+        found.append(place.end())
+    if found[-1] < len(text):
+        found.append(len(text))
+    return found[1:] if max(map(operator.sub, found[1:], found)) <= MOST_UNBROKEN_CHARS else None
 
 
 def _drop(batch: Batch, refused: list[int]) -> None:
-    if not refused:
-        return
     batch.skipped["unbroken run over 16 MiB"] += len(refused)
     batch.problems.append(f"{len(refused)} document(s) with an unbroken run of over 16 MiB skipped")
     if batch.continues and refused[-1] == len(batch.texts) - 1:
@@ -114,13 +113,27 @@ def _drop(batch: Batch, refused: list[int]) -> None:
     batch.val = np.delete(batch.val, refused)
 
 
-def _divide(ids: Tokens, lengths: NDArray[np.int64], is_val: NDArray[np.bool_]) -> tuple[Tokens, Tokens]:
-    """The train tokens and the val tokens. Most batches hold no validation document and are passed through."""
+def _encode_call(
+    fragments: list[_Fragment], batch: Batch, tokenizer: Tokenizer, separator: int | None
+) -> tuple[Tokens, NDArray[np.int64]]:
+    """The tokens of some fragments, separators in place, and how many each has."""
+    dtype = np.dtype(tokenizer.dtype)
+    texts = [batch.texts[fragment.text][fragment.start : fragment.stop] for fragment in fragments]
+    raw, ends = tokenizer.encoder.encode_batch(texts)
+    ids: Tokens = raw.astype(dtype)
+    counts = np.diff(ends, prepend=0)
+    if separator is None:
+        return ids, counts
+    unfinished = len(batch.texts) - 1 if batch.continues else -1
+    closes = np.array([fragment.is_last and fragment.text != unfinished for fragment in fragments], np.bool_)
+    return np.insert(ids, ends[closes], dtype.type(separator)), counts + closes
+
+
+def _divide(ids: Tokens, counts: NDArray[np.int64], is_val: NDArray[np.bool_]) -> tuple[Tokens, Tokens]:
+    """The train tokens and the val tokens. Most calls hold no validation document and are passed through."""
     if not is_val.any():
         return ids, ids[:0]
-    if is_val.all():
-        return ids[:0], ids
-    in_val = np.repeat(is_val, lengths)
+    in_val = np.repeat(is_val, counts)
     return ids[~in_val], ids[in_val]
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import stdev
 
 import numpy as np
+import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
 from gptfit.data.documents import Batch, Reading, read_unit
-from gptfit.data.encode import encode_documents
+from gptfit.data.encode import LONG_CHARS, encode_documents
 from gptfit.data.options import TAIL_FRACTION, Forecast, PrepareOptions, Report
 from gptfit.data.parquet import OpenFiles, find_text_column, open_parquet, row_groups
 from gptfit.data.sources import Source, find_sources
@@ -162,7 +163,9 @@ def _first_batches(reading: Reading, spans: Sequence[Span]) -> Iterator[Batch]:
             with closing(read_unit(reading, Unit(0, (span,)), files)) as batches:
                 batch = next(batches, None)
             if batch is not None and batch.texts:
+                batch.texts = [text[:LONG_CHARS] for text in batch.texts]
                 yield batch
+    pa.default_memory_pool().release_unused()
 
 
 def _expected_tokens(sample: _Sample, spans: Sequence[Span], rows: int, options: PrepareOptions) -> Estimate:

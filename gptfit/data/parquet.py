@@ -127,7 +127,9 @@ def read_batches(
     rows = max(1, min(group.rows, batch_bytes * group.rows // max(1, group.text_bytes)))
     try:
         for batch in file.iter_batches(rows, row_groups=[group.index], columns=[column], use_threads=False):
-            yield values(batch.column(0))
+            texts = values(batch.column(0))
+            del batch  # or a document of a gigabyte would be held twice while it is encoded
+            yield texts
     except (pa.ArrowException, OSError) as error:
         message = str(error).splitlines()[0]
         raise DataError(f"{name}: row group {group.index} is damaged ({message}); download it again") from None

@@ -11,17 +11,17 @@ from typing import Any
 
 from gptfit.data.bins import write_error, write_whole
 from gptfit.data.documents import read_unit
+from gptfit.data.engines import TokenizerSpec, Written, write_local, write_ray
 from gptfit.data.forecast import Laid, free_bytes, lay_out
 from gptfit.data.journal import Journal, folder_lock
 from gptfit.data.options import Forecast, PrepareOptions, Progress, Report, Silent
 from gptfit.data.parquet import OpenFiles
-from gptfit.data.shard import Job, Shard, write_shard
+from gptfit.data.shard import Job
 from gptfit.data.tokenizer import Tokenizer, alphabet_table, char_tokenizer, load_tokenizer, nanogpt_meta
 from gptfit.dataset import FORMAT, MANIFEST, DatasetInfo, read_dataset
 from gptfit.errors import DataError
 from gptfit.units import gib
 
-JOURNAL = "prepare.journal.json"
 LEAST_NOTES = 5  # lines about bad rows of one kind that are passed on; the manifest counts all
 
 
@@ -44,12 +44,12 @@ def prepare(options: PrepareOptions, report: Report | None = None) -> DatasetInf
             _remove_old(options.out)
         tokenizer = tokenizer or _char_tokenizer(laid, report)
         fresh = Journal(options.fingerprint(tokenizer.sha256), _stamps(laid))
-        if _already_done(options.out, fresh, laid):
+        if _already_done(options.out, fresh):
             report.note(f"{options.out}: already prepared with these options; nothing to do")
             return read_dataset(options.out)
         _check_space(options.out, laid.forecast)
         report.forecast(laid.forecast)
-        _write(options, laid, tokenizer, fresh, report)
+        _finish(options, laid, tokenizer, _write(options, laid, tokenizer, fresh, report))
     return read_dataset(options.out)
 
 
@@ -80,9 +80,9 @@ def _remove_old(folder: Path) -> None:
         path.unlink()
 
 
-def _already_done(folder: Path, fresh: Journal, laid: Laid) -> bool:
+def _already_done(folder: Path, fresh: Journal) -> bool:
     """True for the same work; an error for anything else that would be overwritten."""
-    if (folder / JOURNAL).exists():
+    if any(folder.glob("prepare.journal*.json")):
         return False
     if not (folder / MANIFEST).exists():
         foreign = [name for name in ("train.bin", "val.bin", "meta.pkl") if (folder / name).exists()]
@@ -106,9 +106,7 @@ def _check_space(folder: Path, plan: Forecast) -> None:
         )
 
 
-def _write(options: PrepareOptions, laid: Laid, tokenizer: Tokenizer, fresh: Journal, report: Report) -> None:
-    out = options.out
-    shard = Shard(tuple(laid.units), out / "train.bin", out / "val.bin", out / JOURNAL)
+def _write(options: PrepareOptions, laid: Laid, tokenizer: Tokenizer, fresh: Journal, report: Report) -> Written:
     job = Job(
         laid.reading,
         separator(tokenizer, laid),
@@ -116,8 +114,12 @@ def _write(options: PrepareOptions, laid: Laid, tokenizer: Tokenizer, fresh: Jou
         options.limit_documents,
         options.limit_tokens,
     )
-    state = write_shard(job, shard, fresh, tokenizer, _Passing(report))
-    _finish(options, laid, tokenizer, state, {"train": ["train.bin"], "val": ["val.bin"]})
+    passing = _Passing(report)
+    if options.engine == "local":
+        return write_local(job, laid.units, options.out, fresh, tokenizer, passing)
+    is_chars = tokenizer.name == "chars"
+    alphabet = {piece.decode(): token for token, piece in enumerate(tokenizer.pieces)} if is_chars else None
+    return write_ray(job, laid.units, options.out, fresh, TokenizerSpec(options.tokenizer, alphabet), passing)
 
 
 def separator(tokenizer: Tokenizer, laid: Laid) -> int | None:
@@ -152,11 +154,9 @@ class _Passing:
         )
 
 
-def _finish(
-    options: PrepareOptions, laid: Laid, tokenizer: Tokenizer, state: Journal, files: dict[str, list[str]]
-) -> None:
+def _finish(options: PrepareOptions, laid: Laid, tokenizer: Tokenizer, written: Written) -> None:
     """The vocabulary's files, then the manifest, then the journal goes: from here the folder is a data set."""
-    out, counts = options.out, state.counts
+    out, counts = options.out, written.state.counts
     if counts["train.documents"] + counts["val.documents"] + counts["train.tokens"] == 0:
         _remove_old(out)
         raise DataError(f"no documents in {', '.join(options.sources)}: all {counts['rows']:,} rows were empty or bad")
@@ -167,21 +167,17 @@ def _finish(
     if tokenizer.name != "gpt2":
         vocabulary = vocabulary or "meta.pkl"
         write_whole(out / "meta.pkl", pickle.dumps(nanogpt_meta(tokenizer)))
-    splits = {name: _split_entry(name, names, counts) for name, names in files.items() if counts[f"{name}.tokens"]}
-    for name in set(files) - set(splits):
-        for file in files[name]:
-            (out / file).unlink(missing_ok=True)  # an empty file would only crash its reader
     manifest = {
         "format": FORMAT,
         "version": 1,
         "tokenizer": tokenizer.manifest_entry(vocabulary),
         "dtype": tokenizer.dtype,
-        "splits": splits,
+        "splits": {name: _split_entry(name, files, counts) for name, files in written.files.items() if files},
         "skipped": _section("skipped", counts),
         "replaced": _section("replaced", counts),
         "skipped_files": laid.skipped_files,
         "split_rule": laid.reading.split.as_json(),
-        "options": state.options,
+        "options": written.state.options,
         "sources": [entry | {"rows": laid.rows.get(i)} for i, entry in enumerate(_stamps(laid))],
     }
     write_whole(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())

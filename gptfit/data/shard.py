@@ -81,8 +81,8 @@ def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, o
                 state = replace(state, unit=unit.index + 1, piece=0)
                 continue
             piece, full = _within_limits(piece, job, state.counts)
-            train.append(piece.train)
-            val.append(piece.val)
+            train.append(*piece.train)
+            val.append(*piece.val)
             problems += piece.problems
             state = _after(state, piece, number, train.size, val.size, time.monotonic() - started)
             if full:
@@ -118,8 +118,8 @@ def _within_limits(piece: Piece, job: Job, counts: Counter[str]) -> tuple[Piece,
     lengths, is_val = piece.lengths[:keep], piece.is_val[:keep]
     cut = replace(
         piece,
-        train=piece.train[: lengths[~is_val].sum()],
-        val=piece.val[: lengths[is_val].sum()],
+        train=(np.concatenate(piece.train)[: lengths[~is_val].sum()],),
+        val=(np.concatenate(piece.val)[: lengths[is_val].sum()],),
         lengths=lengths,
         is_val=is_val,
         text_bytes=piece.text_bytes[:keep],

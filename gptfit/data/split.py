@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,17 +49,21 @@ def hash_rule(
 ) -> SplitRule:
     """The rule for these files: the fraction asked for, or the default raised to the floor.
 
-    Where the row counts are known the threshold is lowered or raised to a rank, so that a small data set
-    gets the documents it was promised and not what the hash happened to give.
+    A plain fraction is a plain threshold, so adding files moves no document. The floor of a small data set is
+    a rank among its rows instead, which gives it what it was promised and not what the hash happened to give.
     """
     fraction = asked_fraction
     if fraction is None:
         floor = FLOOR_TOKENS / max(1.0, expected_tokens)
         fraction = max(DEFAULT_FRACTION, min(floor, MOST_FRACTION))
+    plain = SplitRule("hash", fraction, seed, math.floor(fraction * 2**64))
     total = sum(rows for _, rows in rows_by_file or [])
-    if fraction <= 0 or not rows_by_file or total < 2 or total > MOST_RANKED_ROWS:
-        return SplitRule("hash", fraction, seed, math.floor(fraction * 2**64))
-    wanted = min(total - 1, max(1, math.ceil(fraction * total)))
+    if fraction <= 0 or not rows_by_file or not 2 <= total <= MOST_RANKED_ROWS:
+        return plain
     hashes = np.concatenate([row_hashes(seed, key, np.arange(rows)) for key, rows in rows_by_file])
+    given = int(np.count_nonzero(hashes < np.uint64(plain.threshold)))
+    if (asked_fraction is not None or fraction == DEFAULT_FRACTION) and 0 < given < total:
+        return plain
+    wanted = min(total - 1, math.ceil(fraction * total))
     # The threshold is the smallest hash that stays in train, so exactly `wanted` are below it.
-    return SplitRule("hash", fraction, seed, int(np.partition(hashes, wanted)[wanted]))
+    return replace(plain, threshold=int(np.partition(hashes, wanted)[wanted]))
