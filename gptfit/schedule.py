@@ -40,6 +40,13 @@ def learning_rate(config: ScheduleKeys, step: int) -> float:
     return config.min_lr + share * (config.learning_rate - config.min_lr)
 
 
+def decay_start(config: ScheduleKeys) -> int | None:
+    """The first step of wsd's decay: until it every update had the full rate, so a longer run can go on from there."""
+    if config.schedule != "wsd" or not config.decay_lr:
+        return None
+    return max(config.warmup_iters, math.ceil(config.lr_decay_iters - _decay_steps(config)))
+
+
 def _progress(config: ScheduleKeys, step: int) -> float:
     length = config.lr_decay_iters - config.warmup_iters
     return (step - config.warmup_iters) / length if length > 0 else 1.0
@@ -55,8 +62,11 @@ def _linear(config: ScheduleKeys, step: int) -> float:
 
 def _wsd(config: ScheduleKeys, step: int) -> float:
     """Warm-up, stable, decay: flat until the last `decay_fraction` of the horizon, then straight down."""
-    decay_steps = max(1.0, config.decay_fraction * config.lr_decay_iters)
-    return min(1.0, (config.lr_decay_iters - step) / decay_steps)
+    return min(1.0, (config.lr_decay_iters - step) / _decay_steps(config))
+
+
+def _decay_steps(config: ScheduleKeys) -> float:
+    return max(1.0, config.decay_fraction * config.lr_decay_iters)
 
 
 # From a schedule's name to the share of (learning_rate - min_lr) that is left at a step.

@@ -17,6 +17,7 @@ from gptfit.shape import INGREDIENTS, ModelShape
 
 LAST = "ckpt.pt"
 BEST = "best.pt"
+BEFORE_DECAY = "before-decay.pt"  # of schedule='wsd', to train longer from
 FORMAT = 1
 # What torch.compile and DDP put before a parameter's name when a wrapped model is saved.
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")

@@ -15,6 +15,7 @@ from gptfit.run.batches import EpochSampler
 from gptfit.run.checkpoint import Checkpoint
 from gptfit.run.device import is_out_of_memory
 from gptfit.run.engine import Update
+from gptfit.run.extend import is_decay_start
 from gptfit.run.faults import NonFiniteCount, SignalWatch, Stopped, smaller_micro_batch
 from gptfit.run.garbage import collection_frozen
 from gptfit.run.memoryadvice import out_of_memory_advice
@@ -66,6 +67,8 @@ class Loop:
         self._prefetch(progress.step, 0)
         while True:
             self._mark_start()
+            if is_decay_start(config, progress.step) and not config.eval_only:
+                self._save(self.run.store.save_before_decay)
             if self._is_eval_due():
                 if progress.step > 0 and not config.eval_only:
                     self._save_last()

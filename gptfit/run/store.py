@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from gptfit.errors import RunError
-from gptfit.run.checkpoint import BEST, LAST, Checkpoint, newest_readable
+from gptfit.run.checkpoint import BEFORE_DECAY, BEST, LAST, Checkpoint, newest_readable
 from gptfit.run.files import TEMPORARY, check_free_space, write_whole
 
 SLACK_BYTES = 16 * 1024**2  # names, headers and the log beside the tensors
@@ -40,6 +40,21 @@ class CheckpointStore:
         self._check_space(checkpoint)
         self._write(self.folder / BEST, checkpoint)
 
+    def save_before_decay(self, checkpoint: Checkpoint) -> None:
+        self._check_space(checkpoint)
+        self._write(self.folder / BEFORE_DECAY, checkpoint)
+
+    def go_back_to(self, earlier: Path, step: int, last_step: int) -> None:
+        """`earlier` becomes ckpt.pt; the finished model keeps living as finished-STEP.pt."""
+        _link(self.folder / LAST, self.folder / f"finished-{last_step:08d}.pt")
+        new = self.folder / f"{LAST}{TEMPORARY}"
+        _link(earlier, new)
+        os.replace(new, self.folder / LAST)
+        for later in self.folder.glob("ckpt-*.pt"):
+            if later.name > f"ckpt-{step:08d}.pt":
+                later.unlink()
+        self.last_step = step
+
     def load_last(self) -> Checkpoint | None:
         """The newest good checkpoint, or None before the first."""
         if not (self.folder / LAST).is_file():
@@ -48,7 +63,8 @@ class CheckpointStore:
 
     def set_aside_earlier_run(self) -> Path | None:
         """A run that starts from scratch must not overwrite another's work: its files move into a folder."""
-        names = [LAST, BEST, *(p.name for p in self.folder.glob("ckpt-*.pt"))]
+        patterns = ("ckpt-*.pt", "finished-*.pt")
+        names = [LAST, BEST, BEFORE_DECAY, *(p.name for pattern in patterns for p in self.folder.glob(pattern))]
         files = [self.folder / name for name in names if (self.folder / name).is_file()]
         if not files:
             return None

@@ -10,6 +10,7 @@ from gptfit.config import TrainConfig
 from gptfit.errors import ConfigError
 from gptfit.run.checkpoint import LAST, Checkpoint, newest_readable
 from gptfit.run.device import find_device
+from gptfit.run.extend import checkpoint_for_horizon
 from gptfit.run.faults import SignalWatch
 from gptfit.run.files import FolderLock, make_run_folder
 from gptfit.run.header import header_fields
@@ -106,6 +107,7 @@ def _starting_point(run: Run) -> tuple[Progress, list[tuple[str, str]]]:
         moved = [("note", f"the checkpoints of an earlier run were moved to {aside}")] if aside else []
         return Progress(), moved
     checkpoint, damaged = newest_readable(run.store.folder)
+    checkpoint = checkpoint_for_horizon(run.store, checkpoint, run.config, run.processes.is_master)
     notes = [("damaged", f"{line} (done automatically)") for line in damaged]
     changed = check_resume(checkpoint, run.config, run.shape)
     progress = restore_from(checkpoint, run.engine)
