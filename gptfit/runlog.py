@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -77,13 +77,21 @@ def read_run(path: str | Path) -> RunLog:
     if not file.is_file():
         raise RunError(f"{file}: no such run log; a run folder has a {RUN_LOG} in it")
     notes: list[str] = []
+    run = assemble(path, iterate_events(file, notes), notes)
+    if run is None:
+        raise RunError(f'{file}: holds no run event; looked for JSON lines with an "event" of {", ".join(EVENTS)}')
+    return run
+
+
+def assemble(path: Path, events: Iterable[Event], notes: list[str]) -> RunLog | None:
+    """Events in the order they were written as one run; None when there are none."""
     by_kind: dict[str, list[Event]] = {kind: [] for kind in EVENTS}
-    for event in iterate_events(file, notes):
+    for event in events:
         if event["event"] in ("step", "eval"):
             _rewind(by_kind, event)
         by_kind[event["event"]].append(event)
     if not any(by_kind.values()):
-        raise RunError(f'{file}: holds no run event; looked for JSON lines with an "event" of {", ".join(EVENTS)}')
+        return None
     return RunLog(
         path=path,
         header=by_kind["header"][-1] if by_kind["header"] else {},

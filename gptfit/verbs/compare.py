@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from gptfit.errors import UsageError
 from gptfit.foreignlog import open_run
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="configs of logs that do not echo theirs, in the same order",
     )
     parser.add_argument("--gpu", help="the card they ran on, where the log does not say")
+    parser.add_argument("--html", metavar="FILE", help="also write a self-contained page")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
 
 
@@ -38,11 +40,17 @@ def run(args: argparse.Namespace) -> int:
     logs = _open(args.runs, args.config)
     comparison = compare_runs(logs, args.gpu)
     explanation = explain(comparison)
+    if args.html:
+        from gptfit.view.report import write_page
+
+        write_page(logs, comparison, explanation, Path(args.html))
     if args.json:
         print_json(comparison_json(comparison, explanation))
         return 0
     out = console()
     print_comparison(out, comparison, explanation)
+    if args.html:
+        out.print(f"\npage: {args.html}", markup=False)
     return 0
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from gptfit.units import count, duration, percent, si
+from gptfit.units import percent, si
 from gptfit.view.axes import AXES
 from gptfit.view.compare import loss_curve
+from gptfit.view.rows import UNKNOWN, fact_rows
 from gptfit.view.sketch import sketch
 from gptfit.view.verdict import AXIS_WORDS, place
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from gptfit.view.compare import Comparison
     from gptfit.view.explain import Explanation
-    from gptfit.view.facts import RunFacts
 
-UNKNOWN = "?"
 SKETCH_ROWS = 12
 
 
@@ -50,45 +48,9 @@ def _facts_table(comparison: Comparison) -> Table:
     table.add_column("")
     for i, run in enumerate(comparison.runs):
         table.add_column(Text(f"{comparison.letter(i)}: {run.name}"), justify="right", overflow="fold")
-    for label, show in FACTS:
-        cells = [show(run) for run in comparison.runs]
-        if any(cell != UNKNOWN for cell in cells):
-            table.add_row(label, *cells)
+    for row in fact_rows(comparison.runs):
+        table.add_row(*(Text(cell) for cell in row))
     return table
-
-
-def _or_unknown(value: float | None, show: Callable[[float], str]) -> str:
-    return UNKNOWN if value is None else show(value)
-
-
-FACTS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
-    ("parameters", lambda run: _or_unknown(run.parameters, si)),
-    ("FLOPs per token", lambda run: _or_unknown(run.flops_per_token, si)),
-    ("tokens per step", lambda run: _or_unknown(run.tokens_per_step, lambda n: count(int(n)))),
-    ("ms per step (median, evals excluded)", lambda run: _or_unknown(run.ms_per_step, lambda ms: f"{ms:,.1f}")),
-    ("ms per micro-step", lambda run: _or_unknown(run.ms_per_micro_step, lambda ms: f"{ms:,.1f}")),
-    ("tokens/s", lambda run: _or_unknown(run.tokens_per_s, si)),
-    ("achieved TFLOPS per card", lambda run: _or_unknown(run.tflops, lambda rate: f"{rate:.1f}")),
-    (
-        "MFU of its own card",
-        lambda run: _or_unknown(run.mfu, lambda share: f"{percent(share, 1)} of {run.peak_tflops:g}"),
-    ),
-    ("MFU as nanoGPT prints it (A100)", lambda run: _or_unknown(run.mfu_a100, lambda share: percent(share, 1))),
-    ("memory GiB", lambda run: _or_unknown(run.memory_gib, lambda gib: f"{gib:.2f}")),
-    ("steps", lambda run: count(run.last_step) + (f" of {count(run.max_iters)}" if run.max_iters else "")),
-    ("training time so far", lambda run: _or_unknown(run.seconds, duration)),
-    ("training time to its end", lambda run: _or_unknown(run.total_seconds, duration)),
-    ("last validation loss", lambda run: _last_loss(run)),
-)
-
-
-def _last_loss(run: RunFacts) -> str:
-    for point in reversed(run.evals):
-        if point.val_loss is not None:
-            return f"{point.val_loss:.4f} at {count(point.step)}"
-        if point.val_bpb is not None:
-            return f"{point.val_bpb:.4f} bpb at {count(point.step)}"
-    return UNKNOWN
 
 
 def _equal_table(comparison: Comparison) -> Table:

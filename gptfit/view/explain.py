@@ -11,6 +11,7 @@ from gptfit.view.axes import Duel
 from gptfit.view.changes import MICRO_BATCH, Change, affects
 from gptfit.view.compare import Comparison
 from gptfit.view.facts import RunFacts
+from gptfit.view.rows import value_words
 from gptfit.view.verdict import AXIS_WORDS, place, verdict
 from gptfit.view.whatif import WhatIf, tune_command, what_if
 
@@ -62,7 +63,8 @@ def _about(comparison: Comparison, i: int, run: RunFacts) -> list[str]:
         parts.append(f"{percent(run.mfu)} of the {run.gpu.name}'s own {run.peak_tflops:g} TFLOPS")
     elif run.mfu is not None:
         parts.append(f"{percent(run.mfu)} of its peak of {run.peak_tflops:g} TFLOPS")
-    return [f"{comparison.letter(i)} is {run.name}: {', '.join(parts) or 'nothing but its losses is known'}."]
+    subject = f"{comparison.letter(i)} is {run.name}" if len(comparison.runs) > 1 else run.name
+    return [f"{subject}: {', '.join(parts) or 'nothing but its losses is known'}."]
 
 
 def _changed(comparison: Comparison) -> list[str]:
@@ -85,17 +87,7 @@ def _changed(comparison: Comparison) -> list[str]:
 
 
 def _change_words(change: Change) -> str:
-    return f"{change.key} {' -> '.join(_value_words(value) for value in change.values)}"
-
-
-def _value_words(value: object) -> str:
-    return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else count(value)
-        if type(value) is int and value >= 10000
-        else str(value)
-    )
+    return f"{change.key} {' -> '.join(value_words(value) for value in change.values)}"
 
 
 def _kept_words(key: str, value: object) -> str:
@@ -247,8 +239,9 @@ def _projected(comparison: Comparison) -> list[str]:
     for found in comparison.projections:
         when = f", {duration(found.seconds)} of training" if found.seconds is not None else ""
         verb = "reached" if found.loss.basis == "measured" else "is heading for"
+        subject = comparison.letter(found.run) if len(comparison.runs) > 1 else "It"
         lines.append(
-            f"{comparison.letter(found.run)} {verb} {found.loss.value:.2f} ({found.loss.low:.2f} to {found.loss.high:.2f}, "
+            f"{subject} {verb} {found.loss.value:.2f} ({found.loss.low:.2f} to {found.loss.high:.2f}, "
             f"{found.loss.basis}) at {found.target} (step {count(round(found.step))}{when})."
         )
     return lines

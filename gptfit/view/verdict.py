@@ -39,15 +39,16 @@ def _telling_axes(duels: dict[Axis, Duel]) -> list[Axis]:
 
 
 def _verdict_on(comparison: Comparison, duel: Duel) -> str:
-    where = f"At {AXIS_WORDS[duel.axis]} ({place(duel.axis, duel.last.at)})"
+    where, last = AXIS_WORDS[duel.axis], place(duel.axis, duel.last.at)
     a, b = duel.last.losses
     if duel.ahead is None:
-        return (
-            f"{where} neither is ahead: {a:.3f} and {b:.3f} differ by {abs(b - a):.3f}, "
-            f"inside the noise of {duel.noise:.3f}."
-        )
+        gap = f"{a:.3f} and {b:.3f} differ by {abs(b - a):.3f}, inside the noise of {duel.noise:.3f}"
+        return f"At {where} neither is ahead ({last}): {gap}."
     best, other = (a, b) if duel.ahead == 0 else (b, a)
-    return f"{where} {comparison.letter(duel.ahead)} is ahead: {best:.3f} against {other:.3f}, noise {duel.noise:.3f}."
+    leader = comparison.letter(duel.ahead)
+    return (
+        f"{leader} is ahead at {where}: {best:.3f} against {other:.3f} at {last}, beyond the noise of {duel.noise:.3f}."
+    )
 
 
 def _alone(run: RunFacts) -> str:

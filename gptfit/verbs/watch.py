@@ -1,0 +1,62 @@
+"""`gptfit watch FOLDER`: a live local page of the runs in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import socket
+from pathlib import Path
+
+from gptfit.errors import RunError, UsageError
+
+HELP = "A live page of the runs in a folder: status, curves as they grow, samples, and any of them compared."
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", default=".", help="where the run folders are (default: here)")
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to bind; others than this machine need the token in the URL"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    import uvicorn
+
+    from gptfit.view.watch import watch_app
+
+    folder = Path(args.folder)
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; name the folder your runs are in")
+    if not 0 <= args.port <= 65535:
+        raise UsageError(f"--port {args.port}: use a number from 0 (any free port) to 65535")
+    token = None if args.host in LOCAL else secrets.token_urlsafe(16)
+    bound = _bind(args.host, args.port)
+    app = watch_app(folder.resolve(), LOCAL_NAMES if token is None else (), token)
+    print(f"watching {folder.resolve()}")
+    print(f"open {_address(args.host, bound.getsockname()[1], token)} (Ctrl-C stops)", flush=True)
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[bound])
+    return 0
+
+
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Bound before the address is printed, so that the address is true."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise RunError(f"{host}:{port} cannot be used: {error.strerror or error}; try another --port") from error
+    return bound
+
+
+def _address(host: str, port: int, token: str | None) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")

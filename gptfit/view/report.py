@@ -1,0 +1,122 @@
+"""The report page: one self-contained HTML file, or a folder's files sharing one plotly.min.js; opens offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gptfit.errors import RunError
+from gptfit.foreignlog import open_run
+from gptfit.runlog import RunLog
+from gptfit.view.asjson import comparison_json
+from gptfit.view.compare import Comparison, compare_runs
+from gptfit.view.explain import Explanation, explain
+from gptfit.view.html import body
+from gptfit.view.series import MOST_POINTS, run_series
+
+PLOTLY_FILE = "plotly.min.js"
+# Nothing may be fetched, whatever a log says; plotly adds style elements of its own and draws images as data.
+STANDALONE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'self'; style-src 'unsafe-inline'; img-src data: blob:"
+)
+
+
+def write_report(
+    paths: Sequence[str | Path], out_html: str | Path, gpu_name: str | None = None, shared: bool = False
+) -> None:
+    """The page of one run, or of several compared. `shared` puts plotly beside the page instead of inside it."""
+    logs = [open_run(path) for path in paths]
+    comparison = compare_runs(logs, gpu_name)
+    write_page(logs, comparison, explain(comparison), Path(out_html), shared)
+
+
+def write_page(
+    logs: Sequence[RunLog], comparison: Comparison, explanation: Explanation, out: Path, shared: bool = False
+) -> None:
+    """Complete or not at all: written beside the target, then renamed."""
+    if shared:
+        plotly = f'<script src="{PLOTLY_FILE}"></script>'
+        if not (out.parent / PLOTLY_FILE).is_file():
+            _write_whole(out.parent / PLOTLY_FILE, plotly_javascript())
+    else:
+        plotly = f"<script>{plotly_javascript()}</script>"
+    inside = body(comparison, explanation, page_samples(logs, comparison))
+    scripts = f"{plotly}\n<script>{asset('charts.js')}</script>"
+    data = data_block(page_data(logs, comparison, explanation))
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{STANDALONE_POLICY}">'
+    style = f"<style>{asset('style.css')}</style>"
+    title = " and ".join(run.name for run in comparison.runs[:3])
+    _write_whole(out, document(title, policy + style, TOP + inside, data + scripts))
+
+
+TOP = (
+    '<header class="top"><span class="brand">gptfit</span>'
+    '<button type="button" id="theme" class="small" aria-label="Light or dark">light / dark</button></header>'
+)
+
+
+def document(title: str, head: str, inside: str, scripts: str) -> str:
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)} · gptfit</title>\n{head}\n</head>\n"
+        f"<body>\n<main>\n{inside}\n</main>\n{scripts}\n</body>\n</html>\n"
+    )
+
+
+def page_data(logs: Sequence[RunLog], comparison: Comparison, explanation: Explanation) -> dict[str, Any]:
+    """What the charts draw: thinned series per run, and the difference along each axis for two runs."""
+    share = max(200, MOST_POINTS // len(logs))
+    runs = []
+    for i, (log, facts) in enumerate(zip(logs, comparison.runs, strict=True)):
+        series = run_series(log, facts, share)
+        series.pop("samples")
+        runs.append({"letter": comparison.letter(i), "name": facts.name, **series})
+    gaps = comparison_json(comparison, explanation)["at_equal"] if len(comparison.duels) == 1 else None
+    return {"runs": runs, "unit": comparison.unit, "gaps": gaps}
+
+
+def page_samples(logs: Sequence[RunLog], comparison: Comparison) -> list[tuple[str, list[dict[str, Any]]]]:
+    found = []
+    for i, (log, facts) in enumerate(zip(logs, comparison.runs, strict=True)):
+        name = comparison.letter(i) if len(logs) > 1 else ""
+        found.append((name, run_series(log, facts, 2)["samples"]))
+    return found
+
+
+def data_block(data: dict[str, Any]) -> str:
+    """JSON inside HTML: no `<` survives, so nothing in a log can end the element."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="data">{text}</script>\n'
+
+
+def asset(name: str) -> str:
+    return resources.files("gptfit.view").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def plotly_javascript() -> str:
+    """From the installed package, so that the page needs no network."""
+    return resources.files("plotly").joinpath("package_data", PLOTLY_FILE).read_text(encoding="utf-8")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    name = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
+            name = file.name
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)  # a page is to be shown around; NamedTemporaryFile makes it private
+        os.replace(name, path)
+    except OSError as error:
+        if name is not None and os.path.exists(name):
+            os.unlink(name)
+        raise RunError(f"{path}: the page cannot be written: {error.strerror or error}") from error
