@@ -1,0 +1,119 @@
+"""`gptfit quickstart`: the whole journey on this machine, as the commands a person would type, really run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from gptfit.config import TrainConfig
+from gptfit.configwrite import render
+from gptfit.errors import RunError, UsageError
+from gptfit.verbs.common import console
+
+HELP = "The whole journey on this machine, with no download and no GPU: about three minutes on two cores."
+PROMPT = "The function returns"
+EXAMPLE_GPU = "RTX 4070"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("quickstart"), help="folder to work in (default: quickstart)")
+    parser.add_argument("--steps", type=int, default=300, help="training steps (default 300)")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder: Path = args.out
+    if args.steps < 1:
+        raise UsageError(f"--steps {args.steps} must be 1 or more")
+    config = quickstart_config(folder, args.steps)
+    _say("1. Text. No download: the manual and docstrings that came with this Python, as a Parquet file.")
+    documents = _write_inputs(folder, config)
+    console().print(f"{documents:,} documents in {folder / 'docs.parquet'}", markup=False)
+
+    _say("2. Tokens. Bytes, so that the vocabulary is small; your own files default to GPT-2's BPE.")
+    _gptfit("prepare", str(folder / "docs.parquet"), "--tokenizer", "bytes", "--out", str(folder / "data"))
+    _say(f"3. Plan, before anything runs: here for an {EXAMPLE_GPU}; nothing is downloaded and no card is needed.")
+    _gptfit("plan", str(folder / "config.py"), f"--gpu={EXAMPLE_GPU}", "--data", str(folder / "data"))
+    _say("4. What an untrained model writes: one step, then a sample.")
+    before = folder / "run-before"
+    short = ("--max_iters=1", "--warmup_iters=0", "--eval_iters=1", f"--out_dir={before}")
+    _gptfit("train", str(folder / "config.py"), *short)
+    _sample(before)
+    _say("5. Train.")
+    _gptfit("train", str(folder / "config.py"))
+    _say("6. The same prompt, after training.")
+    _sample(Path(config.out_dir))
+    _next_steps(Path(config.out_dir))
+    return 0
+
+
+def quickstart_config(folder: Path, steps: int) -> TrainConfig:
+    """Small enough for two CPU cores, good enough to write words: chosen by trying on such a machine."""
+    return TrainConfig(
+        dataset=str(folder / "data"),
+        out_dir=str(folder / "run"),
+        n_layer=4,
+        n_head=3,
+        n_embd=192,
+        block_size=256,
+        vocab_size=257,  # the bytes and end-of-text
+        batch_size=16,
+        gradient_accumulation_steps=1,
+        learning_rate=3e-3,
+        min_lr=3e-4,
+        max_iters=steps,
+        lr_decay_iters=steps,
+        warmup_iters=steps // 20,
+        beta2=0.99,
+        eval_interval=max(1, steps // 4),
+        eval_iters=8,
+        log_interval=max(1, steps // 30),
+        compile=False,  # compiling takes longer than it saves in two minutes
+    )
+
+
+def _say(line: str) -> None:
+    out = console()
+    out.print()
+    out.print(line, style="bold", markup=False)
+
+
+def _write_inputs(folder: Path, config: TrainConfig) -> int:
+    from gptfit.data.stdlibtext import write_stdlib_parquet
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = render(config, title="gptfit quickstart: a small model on bytes")
+        (folder / "config.py").write_text(text, encoding="utf-8")
+        return write_stdlib_parquet(folder / "docs.parquet")
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
+
+
+def _sample(run: Path) -> None:
+    _gptfit("sample", str(run), "--prompt", PROMPT, "--tokens", "200")
+
+
+def _gptfit(*words: str) -> None:
+    """One step, as its own command, so that what is shown is what a person can type."""
+    console().print(f"$ gptfit {shlex.join(words)}", style="cyan", markup=False)
+    sys.stdout.flush()
+    done = subprocess.run([sys.executable, "-m", "gptfit", *words])
+    if done.returncode:
+        raise RunError(
+            f"quickstart stopped at `gptfit {words[0]}`, whose message is above; `gptfit doctor` checks this machine"
+        )
+
+
+def _next_steps(run: Path) -> None:
+    _say("7. Your turn.")
+    lines = [
+        f"The report page of this run: {run / 'report.html'}",
+        "With your own Parquet file and GPU:",
+        "  gptfit prepare my.parquet --out data/mine",
+        f'  gptfit propose --gpu "{EXAMPLE_GPU}" --data data/mine --hours 12 --write configs/mine.py',
+        "  gptfit train configs/mine.py",
+    ]
+    console().print("\n".join(lines), markup=False)
