@@ -36,7 +36,7 @@ def learning_rate(parameters: float) -> float:
     """Peak AdamW rate: GPT-3's table, interpolated in the logarithm, 1e-3 towards small models.
 
     >>> learning_rate(124e6), learning_rate(40e6)
-    (0.0006, 0.0009)
+    (0.0006, 0.00086)
     """
     if parameters <= GPT3_SIZES[0][0]:
         first_size, first_rate, _ = GPT3_SIZES[0]
@@ -92,5 +92,5 @@ def dropout(epochs: float) -> float:
 
 
 def _nice(rate: float) -> float:
-    """One significant digit: a rate is never known better."""
-    return float(f"{rate:.0e}")
+    """Two digits: a rate is never known better."""
+    return float(f"{rate:.1e}")

@@ -80,8 +80,9 @@ def law_loss(parameters: float, tokens: float, unique_tokens: float, value_per_t
     >>> round(law_loss(124.4e6, 10.255e9, 10.255e9), 3)
     3.034
     """
-    n = effective_parameters(parameters, unique_tokens * value_per_token)
-    d = effective_tokens(tokens, unique_tokens) * value_per_token
+    unique = min(tokens, unique_tokens)  # what a short run never reaches is worth nothing to it
+    n = effective_parameters(parameters, unique * value_per_token)
+    d = effective_tokens(tokens, unique) * value_per_token
     return float(E + A / n**ALPHA + B / d**ALPHA)
 
 
