@@ -1,0 +1,129 @@
+"""`gptfit sample`: text from a run, a nanoGPT checkpoint or a GPT-2 folder, streamed as it is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gptfit.errors import UsageError
+
+if TYPE_CHECKING:
+    from gptfit.run.opened import Opened
+    from gptfit.run.pick import Picking
+
+HELP = "text from a checkpoint"
+SEPARATOR = "---------------"  # nanoGPT's
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="RUN|ckpt.pt", help="run folder, checkpoint, GPT-2 folder, or gpt2")
+    parser.add_argument("--prompt", help="what to continue; - reads it from stdin, FILE:name from a file")
+    parser.add_argument("--interactive", action="store_true", help="ask for prompts until end of input")
+    parser.add_argument("--n", type=int, default=1, help="samples, made together (default 1)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens per sample at most (default 200)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
+    parser.add_argument("--top-k", type=int, default=200, help="draw from the k likeliest; 0 for all (default 200)")
+    parser.add_argument("--top-p", type=float, help="draw from the likeliest that reach this probability together")
+    parser.add_argument("--seed", type=int, default=1337)
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    parser.add_argument("--data", metavar="DIR", help="data folder, when the checkpoint does not find it")
+    parser.add_argument("--device", default="auto")
+
+
+def run(args: argparse.Namespace) -> int:
+    for option in ("n", "tokens"):
+        if getattr(args, option) < 1:
+            raise UsageError(f"--{option} {getattr(args, option)} must be 1 or more")
+    if args.interactive and args.prompt is not None:
+        raise UsageError("--interactive asks for prompts itself; leave --prompt out")
+    if "" in args.stop:
+        raise UsageError("--stop needs some text")
+    from gptfit.run.opened import open_model
+    from gptfit.run.pick import Picking
+
+    picking = Picking(args.temperature, args.top_k or None, args.top_p, args.seed)
+    opened = open_model(args.model, args.data, args.device)
+    for line in (_describe(opened), *opened.notes):
+        _note(line)
+    if args.interactive:
+        return _loop(opened, picking, args)
+    _show(opened, _read_prompt(args.prompt), picking, args)
+    return 0
+
+
+def _read_prompt(wish: str | None) -> str | None:
+    if wish == "-":
+        return sys.stdin.read()
+    if wish is not None and wish.startswith("FILE:"):
+        path = Path(wish.removeprefix("FILE:"))
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--prompt {wish}: cannot be read ({error}); give a UTF-8 text file") from None
+    return wish
+
+
+def _loop(opened: Opened, picking: Picking, args: argparse.Namespace) -> int:
+    """Ctrl-C ends the text being made, end of input ends the loop."""
+    while True:
+        try:
+            prompt = input("prompt> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return 0
+        if not prompt:
+            continue
+        try:
+            _show(opened, prompt, picking, args)
+        except KeyboardInterrupt:
+            print()
+
+
+def _show(opened: Opened, text: str | None, picking: Picking, args: argparse.Namespace) -> None:
+    """The first row is shown as it grows; the others, made at the same time, follow when it ends."""
+    from gptfit.run.sample import check_prompt, encode_prompt, sample
+
+    prompt = encode_prompt(opened.tokenizer, text)
+    for line in check_prompt(opened, prompt, args.tokens):
+        _note(line)
+    begun = time.perf_counter()
+    rows = [text or ""] * args.n
+    ended = [False] * args.n
+    shown, n_tokens, first_s = 0, 0, 0.0
+    write: Callable[[str], int] = sys.stdout.write
+    write(rows[0])
+    for piece in sample(opened, prompt, args.n, args.tokens, picking, args.stop):
+        first_s = first_s or time.perf_counter() - begun
+        n_tokens += 1
+        rows[piece.row] += piece.text
+        ended[piece.row] = piece.ends
+        if piece.row == shown:
+            write(piece.text)
+        while shown < args.n and ended[shown]:
+            shown += 1
+            write(f"\n{SEPARATOR}\n" + (rows[shown] if shown < args.n else ""))
+        sys.stdout.flush()
+    seconds = time.perf_counter() - begun
+    _note(
+        f"{n_tokens:,} tokens in {seconds:.1f} s, {n_tokens / seconds:,.0f} tokens/s, the first after {first_s:.2f} s"
+    )
+
+
+def _describe(opened: Opened) -> str:
+    from gptfit.units import si
+
+    shape, checkpoint = opened.shape, opened.checkpoint
+    step = f", step {checkpoint.iter_num:,}" if checkpoint.iter_num else ""
+    loss = f", val loss {checkpoint.best_val_loss:.4f}" if checkpoint.best_val_loss < 1e9 else ""
+    return (
+        f"{opened.path}: {si(shape.parameters)} parameters, {shape.n_layer} x {shape.n_embd}{step}{loss}; "
+        f"{opened.tokenizer.name} tokenizer; {opened.device.name}"
+    )
+
+
+def _note(line: str) -> None:
+    """Beside the text, so that a pipe gets the text alone."""
+    print(line, file=sys.stderr, flush=True)
