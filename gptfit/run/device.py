@@ -8,6 +8,7 @@ import platform
 import shutil
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from gptfit.run.hostmemory import free_host_bytes, limit_host_bytes, peak_host_b
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BF16_CAPABILITY = (8, 0)  # Ampere is the first NVIDIA generation with bfloat16 units
-MATMUL_SIZE = {"cpu": 2048, "cuda": 8192, "mps": 4096}
+MATMUL_SIZE = {"cpu": 1024, "cuda": 8192, "mps": 4096}  # large enough to reach the full rate
 
 
 @dataclass(frozen=True)
@@ -126,17 +127,20 @@ class Device:
         return self.measure_matmul_tflops(), f"measured {self.dtype} matrix product"
 
     def measure_matmul_tflops(self) -> float:
-        """The best of a few square products: the rate nothing on this device can beat for long."""
-        size = MATMUL_SIZE[self.kind]
-        a = torch.ones(size, size, dtype=self.torch_dtype, device=self.torch_device)
-        seconds = []
-        for _ in range(6):
-            self.synchronize()
-            start = time.perf_counter()
-            torch.mm(a, a)
-            self.synchronize()
-            seconds.append(time.perf_counter() - start)
-        return 2 * size**3 / min(seconds) / 1e12
+        return _matmul_tflops(self.torch_device, self.torch_dtype)
+
+
+@cache
+def _matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
+    """The best of a few square products: the rate nothing on this device can beat for long."""
+    size = MATMUL_SIZE[device.type]
+    a = torch.ones(size, size, dtype=dtype, device=device)
+    seconds = []
+    for _ in range(8):
+        began = time.perf_counter()
+        torch.mm(a, a)[0, 0].item()  # reading one number waits for the product
+        seconds.append(time.perf_counter() - began)
+    return float(2 * size**3 / min(seconds) / 1e12)
 
 
 def find_device(config: TrainConfig, local_rank: int | None = None) -> Device:

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import argparse
 
-from gptfit.verbs.common import config_arguments, config_lines, load
+from gptfit.verbs.autobatch import resolve_auto
+from gptfit.verbs.common import config_arguments, config_lines, load, recipe_argument
 
 HELP = "Train a GPT: nanoGPT's configs, keys and output, resumable at any moment."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
+    recipe_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    loaded = load(args)
+    chosen = resolve_auto(args)
+    # Resuming, the keys that are not given come from the checkpoint, so the whole is checked only after that.
+    loaded = load(args, checked=False)
+    is_resume = loaded.config.init_from == "resume"
+    loaded = loaded if is_resume else load(args)
     from gptfit.run.processes import find_processes
     from gptfit.run.resume import adopt_config
     from gptfit.run.train import train
     from gptfit.verbs.train_view import make_view, summary_lines
 
-    config = loaded.config
-    if config.init_from == "resume":
-        config = adopt_config(config, loaded.sources)
+    config = adopt_config(loaded.config, loaded.sources) if is_resume else loaded.config
     is_master = find_processes().is_master
     view = make_view(config, is_master)
     with view:
-        for line in config_lines(loaded) if is_master else ():
+        for line in [*chosen, *config_lines(loaded)] if is_master else ():
             view.say(line)
         result = train(config, view.report)
     if is_master:
