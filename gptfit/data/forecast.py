@@ -27,7 +27,7 @@ from gptfit.estimate import Estimate
 
 SAMPLED_SPANS = 6  # each gives up to one batch (4 MiB of text): under a second of work
 COUNTED_LINE_BYTES = 64 * 2**20  # line files up to this are read once to count their rows, for an exact split
-WIDE_RANGE, NARROW_RANGE = 0.15, 0.02  # relative: from one sample, and the least that several may claim
+WIDE_RANGE, NARROW_RANGE = 0.15, 0.03  # relative: from one sample, and the least that several may claim
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _open_all(
     rows: dict[int, int] = {}
     for source in sources:
         try:
-            found = _spans(source, len(good), options.text_column)
+            found = source_spans(source, len(good), options.text_column)
         except DataError as error:
             if not options.skip_bad:
                 raise
@@ -106,7 +106,7 @@ def _open_all(
     return good, spans, rows
 
 
-def _spans(source: Source, index: int, column: str) -> list[Span]:
+def source_spans(source: Source, index: int, column: str) -> list[Span]:
     if source.kind != "parquet":
         if source.size == 0:
             raise DataError(f"{source.name}: is empty (0 bytes); download it again")

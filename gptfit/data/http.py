@@ -84,6 +84,8 @@ class HttpFile(io.RawIOBase):
             fruitless = fruitless + 1 if len(got) == before else 0
             if fruitless >= TRIES:
                 raise DataError(f"{self.url}: the connection keeps dropping; run the same command again to go on")
+            if fruitless:
+                time.sleep(FIRST_WAIT_SECONDS * 2**fruitless)
         return bytes(got)
 
     def _read_quietly(self, response: HTTPResponse, most: int) -> bytes:

@@ -92,11 +92,14 @@ def summary_lines(info: DatasetInfo) -> list[str]:
     if info.val is None:
         lines.append("  no validation tokens: `train` needs them; prepare again with a larger --val-fraction")
     if info.train and info.train.tokens:
-        epochs = ", ".join(
-            f"{name} {TOKENS_PER_PARAMETER * size / info.train.tokens:.3g}" for name, size in USUAL_SIZES
-        )
+        epochs = ", ".join(f"{name} {_epochs(size, info.train.tokens)}" for name, size in USUAL_SIZES)
         lines.append(f"  epochs to {TOKENS_PER_PARAMETER} tokens per parameter: {epochs}")
     return [*lines, f"next: gptfit plan --dataset={info.folder}"]
+
+
+def _epochs(parameters: float, tokens: int) -> str:
+    epochs = TOKENS_PER_PARAMETER * parameters / tokens
+    return f"{epochs:.1f}" if epochs < 100 else f"{epochs:,.0f}"
 
 
 def _split_line(name: str, split: Split) -> str:

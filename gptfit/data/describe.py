@@ -1,0 +1,107 @@
+"""Describe: what a source file or a prepared folder holds, with a taste of its documents."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gptfit.data.documents import Reading, read_unit
+from gptfit.data.forecast import source_spans
+from gptfit.data.measure import ParquetFacts, measure_parquet
+from gptfit.data.parquet import OpenFiles, open_parquet
+from gptfit.data.sources import Source, find_sources
+from gptfit.data.split import SplitRule
+from gptfit.data.tokenizer import load_tokenizer
+from gptfit.data.work import Unit
+from gptfit.dataset import MANIFEST, DatasetInfo, Split, read_dataset
+from gptfit.errors import DataError
+
+SHOWN_DOCUMENTS = 3
+SHOWN_CHARS = 300
+SHOWN_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class SourceDescription:
+    """One source file. `columns` and `facts` are known for Parquet only."""
+
+    source: Source
+    columns: list[tuple[str, str]]
+    row_groups: int | None
+    compression: str | None
+    created_by: str | None
+    facts: ParquetFacts | None
+    samples: list[str]
+
+
+@dataclass(frozen=True)
+class SplitStart:
+    """The first tokens of a split, decoded back."""
+
+    name: str
+    split: Split
+    tokens: list[int]
+    text: str
+
+
+@dataclass(frozen=True)
+class FolderDescription:
+    """One prepared folder, and its manifest when it has one."""
+
+    info: DatasetInfo
+    starts: list[SplitStart]
+    manifest: dict[str, Any] | None
+
+
+def describe_source(path: str, column: str = "text") -> SourceDescription:
+    """Schema, counts, and the first documents of a file."""
+    source = find_sources([path])[0]
+    columns: list[tuple[str, str]] = []
+    groups = compression = created_by = facts = None
+    if source.kind == "parquet":
+        with closing(source.open()) as opened:
+            file = open_parquet(opened if source.is_remote else source.location, source.name)
+            columns = [(field.name, str(field.type)) for field in file.schema_arrow]
+            groups = file.metadata.num_row_groups
+            compression = file.metadata.row_group(0).column(0).compression if groups else None
+            created_by = file.metadata.created_by
+        if column not in [name for name, _ in columns]:
+            # The schema is what the person needs now; there is no text to show.
+            return SourceDescription(source, columns, groups, compression, created_by, None, [])
+        facts = measure_parquet(source.location, column) if not source.is_remote else None
+    return SourceDescription(source, columns, groups, compression, created_by, facts, _samples(source, column))
+
+
+def _samples(source: Source, column: str) -> list[str]:
+    reading = Reading((source,), column, SplitRule("hash", 0, 0), skip_bad=False, shuffle_seed=None)
+    found: list[str] = []
+    with closing(OpenFiles()) as files:
+        for span in source_spans(source, 0, column):
+            with closing(read_unit(reading, Unit(0, (span,)), files)) as batches:
+                for batch in batches:
+                    found += [text[:SHOWN_CHARS] for text in islice(batch.texts, SHOWN_DOCUMENTS - len(found))]
+                    if len(found) == SHOWN_DOCUMENTS:
+                        return found
+    return found
+
+
+def describe_folder(folder: str | Path) -> FolderDescription:
+    """What a prepared folder holds; also one that nanoGPT made."""
+    info = read_dataset(folder)
+    manifest = info.folder / MANIFEST
+    content = json.loads(manifest.read_text(encoding="utf-8")) if info.has_manifest else None
+    tokenizer = load_tokenizer(info)
+    starts = []
+    for name, split in (("train", info.train), ("val", info.val)):
+        if split is not None and split.files:
+            tokens = np.fromfile(split.files[0], info.dtype, SHOWN_TOKENS).tolist()
+            starts.append(SplitStart(name, split, tokens, tokenizer.decode(tokens)))
+    if not starts:
+        raise DataError(f"{folder}: its token files are empty; prepare the folder again")
+    return FolderDescription(info, starts, content)

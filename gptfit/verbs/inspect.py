@@ -1,0 +1,79 @@
+"""`gptfit inspect`: describe a source file or a prepared folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from gptfit.units import count, gib, percent, si
+from gptfit.verbs.common import console
+
+if TYPE_CHECKING:
+    from gptfit.data.describe import FolderDescription, SourceDescription
+
+HELP = "Describe a Parquet (or .jsonl, .csv, .txt) file, or a prepared data folder: counts, schema, first documents."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="FILE|FOLDER", help="a source file, a link, or a folder with train.bin")
+    parser.add_argument("--text-column", default="text", help="the column or key that holds the text (default: text)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gptfit.data.describe import describe_folder, describe_source
+
+    if os.path.isdir(args.path):
+        lines = folder_lines(describe_folder(args.path))
+    else:
+        lines = source_lines(describe_source(args.path, args.text_column), args.text_column)
+    console().print("\n".join(lines), markup=False, soft_wrap=True)
+    return 0
+
+
+def source_lines(found: SourceDescription, column: str) -> list[str]:
+    lines = [f"{found.source.name}: {found.source.kind}, {gib(found.source.size)}"]
+    if found.columns:
+        packing = f", {found.compression.lower()}" if found.compression else ""
+        lines.append(f"  {found.row_groups} row groups{packing}, written by {found.created_by}")
+        width = max(len(name) for name, _ in found.columns)
+        lines += [f"  {name:<{width}}  {kind}" for name, kind in found.columns]
+        if column not in dict(found.columns):
+            lines.append(f"no column {column!r}: name the one that holds the text with --text-column")
+    if found.facts:
+        facts, tokens = found.facts, found.facts.tokens
+        spread = "exact" if tokens.basis == "exact" else f"{si(tokens.low)} to {si(tokens.high)}, from a sample"
+        lines.append(f"  {count(facts.rows)} rows, {gib(facts.text_bytes)} of text in {column!r}")
+        lines.append(f"  {count(round(tokens.value))} GPT-2 tokens ({spread}), {facts.bytes_per_token:.2f} bytes each")
+    for i, text in enumerate(found.samples, 1):
+        lines += [f"document {i}:", *("  " + line for line in text.splitlines())]
+    return lines
+
+
+def folder_lines(found: FolderDescription) -> list[str]:
+    info, manifest = found.info, found.manifest
+    made = "" if manifest else " (no manifest: read as nanoGPT does)"
+    vocabulary = "unknown" if info.vocab_size is None else count(info.vocab_size)
+    lines = [f"{info.folder}: {info.tokenizer or 'gpt2'} tokens, vocabulary {vocabulary}, {info.dtype}{made}"]
+    for start in found.starts:
+        documents = "" if start.split.documents is None else f" in {count(start.split.documents)} documents"
+        lines.append(
+            f"  {start.name:<5} {count(start.split.tokens):>15} tokens{documents}, {len(start.split.files)} file(s)"
+        )
+    if info.bytes_per_token:
+        lines.append(f"  {info.bytes_per_token:.2f} bytes of text per token")
+    if manifest:
+        rule = manifest["split_rule"]
+        lines.append(f"  split: {rule['kind']}, {percent(rule['fraction'], 2)}, seed {rule['seed']}")
+        for title in ("skipped", "replaced"):
+            if manifest.get(title):
+                lines.append(f"  {title}: " + ", ".join(f"{count(n)} {why}" for why, n in manifest[title].items()))
+        for source in manifest["sources"]:
+            rows = "" if source.get("rows") is None else f", {count(source['rows'])} rows"
+            lines.append(f"  from {source['path']}, {gib(source['size'])}{rows}")
+    for start in found.starts:
+        lines += [
+            f"first {len(start.tokens)} tokens of {start.name}:",
+            *("  " + line for line in start.text.splitlines()),
+        ]
+    return lines
