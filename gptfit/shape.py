@@ -93,14 +93,19 @@ class ModelShape:
         return self.vocab_size * self.n_embd if self.is_tied else 0
 
     @property
-    def flops_per_token(self) -> int:
-        """Training FLOPs per token as nanoGPT counts them: 6N + 12*L*C*T. PaLM (2022), appendix B.
+    def tied_parameters(self) -> int:
+        """N as if the head were tied: what scaling laws were fitted on, and what a token is multiplied with.
 
-        An untied embedding is a table look-up and costs nothing, so it is left out of N here.
+        An untied embedding is a table look-up; it costs nothing and is not counted.
         """
-        looked_up = sum(w.size for w in self.weights() if w.kind == "embedding") if not self._tied_head else 0
+        looked_up = 0 if self.is_tied else sum(w.size for w in self.weights() if w.kind == "embedding")
+        return self.parameters - looked_up
+
+    @property
+    def flops_per_token(self) -> int:
+        """Training FLOPs per token as nanoGPT counts them: 6N + 12*L*C*T. PaLM (2022), appendix B."""
         attention = 12 * self.n_layer * self.n_embd * self.block_size
-        return FLOPS_PER_WEIGHT * (self.parameters - looked_up) + attention
+        return FLOPS_PER_WEIGHT * self.tied_parameters + attention
 
     @property
     def decay_weights(self) -> int:

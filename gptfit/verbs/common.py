@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gptfit.config import FIELD_TYPES, GPTFIT_KEYS
+from gptfit.config import FIELD_TYPES, GPTFIT_KEYS, TrainConfig
 from gptfit.configfile import COMMAND_LINE, Loaded, load_config
+from gptfit.dataset import data_folder, read_dataset
 from gptfit.errors import UsageError
+from gptfit.recipe import RECIPES, modern_keys
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +29,15 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"Keys, each as --key=value. nanoGPT's: {nanogpt}. gptfit's own: {ours}."
 
 
+def recipe_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        default="gpt2",
+        help="modern: rates, schedule, optimizer and block of the modern recipe for this size (default: nanoGPT's)",
+    )
+
+
 def load(args: argparse.Namespace, checked: bool = True) -> Loaded:
     """The config the command line describes; positional words that are no files are refused with a hint."""
     overrides: list[str] = []
@@ -37,7 +49,29 @@ def load(args: argparse.Namespace, checked: bool = True) -> Loaded:
             raise UsageError(f"{word}: keys are given as --{word}")
         else:
             files.append(word)  # argparse stops collecting files at the first unknown option
-    return load_config(files, overrides, checked=checked)
+    if getattr(args, "recipe", "gpt2") == "gpt2":
+        return load_config(files, overrides, checked=checked)
+    return _with_modern_recipe(load_config(files, overrides, checked=False), checked)
+
+
+def _with_modern_recipe(loaded: Loaded, checked: bool) -> Loaded:
+    """The recipe's keys over those of the files and under those of the command line."""
+    if loaded.config.init_from == "resume":
+        return loaded  # the run's own config has them
+    typed = {key for key, source in loaded.sources.items() if source == COMMAND_LINE}
+    keys = modern_keys(loaded.config, set(loaded.sources) - typed, typed, _vocab_size(loaded.config))
+    values = {**loaded.config.as_dict(), **keys}
+    line = f"recipe modern: {', '.join(f'{key} = {value!r}' for key, value in keys.items())}"
+    config = TrainConfig(**values) if checked else TrainConfig.unchecked(**values)
+    return replace(
+        loaded, config=config, sources=loaded.sources | dict.fromkeys(keys, "recipe"), notes=(*loaded.notes, line)
+    )
+
+
+def _vocab_size(config: TrainConfig) -> int | None:
+    """Of the data, where it is there to be read."""
+    folder = data_folder(config.dataset, config.data_root)
+    return read_dataset(folder).model_vocab_size if folder.is_dir() else None
 
 
 def config_lines(loaded: Loaded) -> list[str]:
