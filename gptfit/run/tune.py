@@ -15,7 +15,7 @@ from gptfit.run.tunerank import Score, score_all, winner
 from gptfit.run.tunesearch import next_candidate
 from gptfit.run.tunespace import Space
 from gptfit.shape import ModelShape
-from gptfit.trials import Candidate, Machine, Trial, machine_from_json, timing_from_json
+from gptfit.trials import Candidate, Machine, Trial, Variant, machine_from_json, timing_from_json
 
 PROBE_SECONDS = 120.0  # torch's import, a CUDA context and the compiler's first program on a slow disk
 TIMED_SECONDS = 3.0
@@ -47,6 +47,13 @@ class Session:
 
     def best(self) -> Score | None:
         return winner(self.scores(), self.space.limit_gib)
+
+    def main_variant(self) -> Variant:
+        """The settings whose curve tells most: the best's when it has a curve, else the config's own."""
+        best = self.best()
+        if best is not None and sum(s.candidate.variant == best.candidate.variant for s in self.scores()) > 1:
+            return best.candidate.variant
+        return self.space.base
 
 
 def tune(

@@ -1,0 +1,108 @@
+"""`gptfit tune`: the micro-batch sweet spot of one config on this machine's device."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from gptfit.errors import RunError, UsageError
+from gptfit.verbs.common import config_arguments, load, print_json, recipe_argument
+
+HELP = (
+    "Find the micro-batch sweet spot on the real device: same model, same tokens per step, one thing varied at a time."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config_arguments(parser)
+    recipe_argument(parser)
+    parser.add_argument("--minutes", type=float, default=10.0, help="time to spend (default 10)")
+    parser.add_argument(
+        "--also", default="", metavar="KEYS", help="vary as well: compile,chunked_loss,checkpoint_activations,dtype"
+    )
+    parser.add_argument("--sizes", default="", metavar="N,N", help="micro-batches to measure whatever the curve does")
+    parser.add_argument("--headroom", type=float, default=8.0, metavar="PERCENT", help="memory kept free (default 8)")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="give trials at most this much (default: all free)")
+    parser.add_argument(
+        "--trial-seconds", type=float, default=300.0, metavar="S", help="end a trial that takes longer (default 300)"
+    )
+    parser.add_argument(
+        "--write",
+        nargs="?",
+        const="",
+        metavar="FILE.py",
+        help="a copy of the config with the best sizes, comments kept",
+    )
+    parser.add_argument("--html", metavar="FILE", help="also write the curves as a self-contained page")
+    parser.add_argument("--json", action="store_true", help="print JSON with stable names")
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    # argparse stops collecting files at the first --key=value
+    configs = [*args.configs, *(word for word in args.overrides if not word.startswith("--"))]
+    target = _target(args.write, configs)
+    loaded = load(args)
+    from gptfit.verbs.tune_output import as_json, write_config, write_page
+    from gptfit.verbs.tune_session import Wish, run_session
+    from gptfit.verbs.tune_view import print_result
+
+    wish = Wish(
+        minutes=args.minutes,
+        also=tuple(word.strip() for word in args.also.split(",") if word.strip()),
+        sizes=_sizes(args.sizes),
+        headroom=args.headroom / 100,
+        memory_gib=args.memory,
+        trial_seconds=args.trial_seconds,
+        is_quiet=args.json,
+    )
+    result = run_session(loaded.config, wish)
+    if result.best is None:
+        raise RunError(result.why_nothing())
+    files = []
+    if target is not None:
+        files.append(("config", write_config(result, target, configs)))
+    if args.html:
+        files.append(("page", write_page(result, Path(args.html))))
+    if args.json:
+        print_json(as_json(result))
+    else:
+        print_result(result, files)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for option, value in (("--minutes", args.minutes), ("--trial-seconds", args.trial_seconds)):
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{option} {value:g} makes no sense; give a number above 0")
+    if args.memory is not None and not (math.isfinite(args.memory) and args.memory > 0):
+        raise UsageError(f"--memory {args.memory:g} makes no sense; give a number of GiB above 0")
+    if not 0 <= args.headroom < 100:
+        raise UsageError(f"--headroom {args.headroom:g} makes no sense; give a percentage from 0 to 99")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"--sizes {text}: give whole numbers above 0, as in --sizes 4,8,16")
+    return tuple(int(word) for word in words)
+
+
+def _target(wish: str | None, configs: list[str]) -> Path | None:
+    """Where `--write` puts the copy: FILE.py, else beside the config with _tuned in its name."""
+    if wish is None:
+        return None
+    if wish:
+        path = Path(wish)
+    elif configs:
+        path = Path(configs[-1]).with_name(f"{Path(configs[-1]).stem}_tuned.py")
+    else:
+        raise UsageError("--write without a config file needs a name: --write FILE.py")
+    if path.suffix != ".py":
+        raise UsageError(f"--write {path}: a config file ends in .py")
+    if not path.parent.is_dir():
+        raise UsageError(f"--write {path}: there is no folder {path.parent}")
+    if path.exists() and any(Path(config).exists() and path.samefile(config) for config in configs):
+        raise UsageError(f"--write {path}: would overwrite the config it copies; give another name")
+    return path

@@ -1,0 +1,147 @@
+"""A tuning session as a verb runs it: asks the machine, watches the trials live, keeps each in the cache."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from gptfit import measured
+from gptfit.config import TrainConfig
+from gptfit.errors import RunError, UsageError
+from gptfit.run.tune import Session, find_machine, make_measure, tune
+from gptfit.run.tunecache import measured_speed
+from gptfit.run.tunerank import Score, machine_notes
+from gptfit.run.tunespace import make_space
+from gptfit.run.tunewords import explain
+from gptfit.shape import ModelShape
+from gptfit.trials import Candidate, Machine, Trial
+from gptfit.units import duration
+from gptfit.verbs.planinput import find_data, vocab_size
+from gptfit.verbs.tune_view import Screen
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asked for."""
+
+    minutes: float = 10.0
+    also: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    headroom: float = 0.08
+    memory_gib: float | None = None
+    trial_seconds: float = 300.0
+    is_quiet: bool = False
+    varies_threads: bool = True
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """A session and everything needed to speak about it."""
+
+    config: TrainConfig
+    shape: ModelShape
+    machine: Machine
+    session: Session
+    notes: tuple[str, ...]
+
+    @property
+    def scores(self) -> list[Score]:
+        return self.session.scores()
+
+    @property
+    def best(self) -> Score | None:
+        return self.session.best()
+
+    @property
+    def peak(self) -> tuple[float, str] | None:
+        """(TFLOPS, basis) that MFU is taken against: the highest any trial found."""
+        found = [
+            (trial.timing.peak_tflops, trial.timing.peak_basis)
+            for trial in self.session.trials
+            if trial.timing is not None and trial.timing.peak_tflops
+        ]
+        return max(found, default=None)
+
+    def mfu(self, score: Score) -> float | None:
+        peak = self.peak
+        return self.shape.flops_per_token * score.tokens_per_s / 1e12 / peak[0] if peak else None
+
+    def explanation(self) -> str:
+        return explain(self.scores, self.session.trials, self.session.main_variant(), self.machine.kind)
+
+    def why_nothing(self) -> str:
+        trials = self.session.trials
+        if not trials:
+            return "stopped before the first trial had finished; nothing was measured"
+        if all(trial.outcome == "oom" for trial in trials):
+            smallest = min(trial.candidate.micro_batch for trial in trials)
+            return f"micro-batch {smallest} is out of memory on {self.machine.device}; use a smaller model or block_size, or --checkpoint_activations=True"
+        if self.scores:
+            return "every size that ran uses the head-room; lower --headroom, or use a smaller model or block_size"
+        last = trials[-1]
+        return f"no trial finished; micro-batch {last.candidate.micro_batch}: {last.message}"
+
+
+def run_session(config: TrainConfig, wish: Wish) -> TuneResult:
+    """Ctrl-C and SIGTERM end it with what was measured by then."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("tune measures one device; run it without torchrun")
+    began = time.monotonic()
+    shape = config.shape(vocab_size(find_data(None, config)))
+    machine = find_machine(config)
+    space = make_space(config, shape, machine, wish.also, wish.sizes, wish.headroom, wish.memory_gib)
+    if not wish.varies_threads:
+        space = replace(space, axes=tuple(axis for axis in space.axes if axis.name != "threads"))
+    with _terminated_like_interrupted(), Screen(config, shape, machine, space, wish.is_quiet) as screen:
+        keeper = _Keeper(screen, config, shape, machine)
+        measure = make_measure(config, shape, machine, wish.memory_gib)
+        left_s = 60 * wish.minutes - (time.monotonic() - began)
+        session = tune(space, measure, keeper, left_s, wish.trial_seconds)
+    notes = [*machine.notes, *space.notes, *machine_notes(session.trials), *keeper.problems]
+    if machine.compile_problem:
+        notes.insert(0, f"not compiled: {machine.compile_problem}")
+    if session.reason == "time":
+        notes.append(
+            f"the {duration(60 * wish.minutes)} were used up before the ranking was stable; --minutes gives more"
+        )
+    return TuneResult(config, shape, machine, session, tuple(notes))
+
+
+class _Keeper:
+    """Passes everything on to the screen and puts each candidate's standing into the cache at once."""
+
+    def __init__(self, screen: Screen, config: TrainConfig, shape: ModelShape, machine: Machine) -> None:
+        self._screen, self._config, self._shape, self._machine = screen, config, shape, machine
+        self.problems: list[str] = []
+
+    def started(self, candidate: Candidate, round_number: int) -> None:
+        self._screen.started(candidate, round_number)
+
+    def stage(self, name: str) -> None:
+        self._screen.stage(name)
+
+    def finished(self, trial: Trial, session: Session) -> None:
+        self._screen.finished(trial, session)
+        for score in session.scores():
+            if score.candidate == trial.candidate and not self.problems:
+                try:
+                    measured.append([measured_speed(score, self._config, self._shape, self._machine.torch)])
+                except RunError as error:
+                    self.problems.append(str(error))  # the answer is worth more than the cache
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

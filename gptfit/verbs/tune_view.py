@@ -1,0 +1,209 @@
+"""How a tuning session looks: a live table while it runs, then the answer, the curve and the table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gptfit.config import TrainConfig
+from gptfit.run.tune import Session
+from gptfit.run.tunerank import Score
+from gptfit.run.tunespace import Space
+from gptfit.shape import ModelShape
+from gptfit.trials import Candidate, Machine, Trial, Variant
+from gptfit.units import GIB, count, duration, gib, percent, si
+from gptfit.verbs.common import console
+
+if TYPE_CHECKING:
+    from gptfit.verbs.tune_session import TuneResult
+
+BAR = 26  # columns
+OUTCOMES = {"oom": "out of memory", "timeout": "time limit", "crash": "crashed"}
+
+
+class Screen:
+    """The table as it grows on a terminal; one line per trial elsewhere; nothing when quiet."""
+
+    def __init__(
+        self, config: TrainConfig, shape: ModelShape, machine: Machine, space: Space, is_quiet: bool = False
+    ) -> None:
+        self._console = console()
+        self._is_quiet = is_quiet
+        self._session = Session(space)
+        self._space = space
+        self._now = ""
+        self._head = head_lines(config, shape, machine, space)
+        self._live: Live | None = None
+
+    def __enter__(self) -> Screen:
+        if self._is_quiet:
+            return self
+        for line in self._head:
+            self._console.print(line, markup=False, soft_wrap=True)
+        if sys.stdout.isatty():
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def started(self, candidate: Candidate, round_number: int) -> None:
+        again = f", round {round_number}" if round_number > 1 else ""
+        self._now = (
+            f"measuring micro-batch {candidate.micro_batch}{variant_words(candidate.variant, self._space.base)}{again}"
+        )
+        self._refresh("")
+
+    def stage(self, name: str) -> None:
+        self._refresh(name)
+
+    def finished(self, trial: Trial, session: Session) -> None:
+        self._session = session
+        if self._live is not None:
+            self._refresh("")
+        elif not self._is_quiet:
+            self._console.print(trial_line(trial, session), markup=False, soft_wrap=True)
+            self._console.file.flush()
+
+    def _refresh(self, stage: str) -> None:
+        if self._live is not None:
+            status = Text(f"{self._now}{': ' + stage if stage else ''}", style="dim")
+            self._live.update(Group(score_table(self._session), status))
+
+
+def head_lines(config: TrainConfig, shape: ModelShape, machine: Machine, space: Space) -> list[str]:
+    sizes = f"{shape.n_layer} x {shape.n_embd}, T {shape.block_size}, vocabulary {count(shape.vocab_size)}"
+    settings = [machine.dtype, "compiled" if space.base.compile else "eager", config.optimizer]
+    work = space.workload
+    step = f"{count(work.tokens_per_step)} tokens per step = {work.rows} rows of {work.block_size}"
+    varied = " and ".join(["the micro-batch", *(axis.name for axis in space.axes)])
+    return [
+        f"tune: {si(shape.parameters)} parameters ({sizes}), {', '.join(settings)}, on {machine.device}",
+        f"every trial: {step}; only {varied} may change",
+        "",
+    ]
+
+
+def trial_line(trial: Trial, session: Session) -> str:
+    candidate = trial.candidate
+    label = f"micro-batch {candidate.micro_batch:>4}{variant_words(candidate.variant, session.space.base)}"
+    if trial.timing is None:
+        return f"{label}: {OUTCOMES[trial.outcome]}: {trial.message} ({duration(trial.duration_s)})"
+    score = next(score for score in session.scores() if score.candidate == candidate)
+    memory = f", {gib(score.memory_gib * GIB)}" if score.memory_gib is not None else ""
+    timing = trial.timing
+    return (
+        f"{label}: {timing.ms_per_micro_step:.1f} ms +-{percent(timing.spread, 1)} per micro-step, "
+        f"{si(score.tokens_per_s)} tokens/s{memory} (trial took {duration(trial.duration_s)})"
+    )
+
+
+def score_table(session: Session, result: TuneResult | None = None) -> Table:
+    """Ascending in the micro-batch, the config's own settings first; what failed is a row too."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in table_head(session):
+        table.add_column(heading, justify="left" if heading in ("settings", "") else "right", no_wrap=True)
+    for row in table_rows(session, result):
+        table.add_row(*(Text(cell) for cell in row), style="bold" if row[-1].startswith("best") else None)
+    return table
+
+
+def table_head(session: Session) -> list[str]:
+    varied = ["settings"] if session.space.axes else []
+    memory = ["allocated", "reserved", "device"] if session.space.base.threads == 0 else ["memory"]
+    return ["micro-batch", "x steps", *varied, "tokens/s", "+-", "ms", "MFU", *memory, "trials", ""]
+
+
+def table_rows(session: Session, result: TuneResult | None = None) -> list[list[str]]:
+    scores = {score.candidate: score for score in session.scores()}
+    failures = {t.candidate: t for t in session.trials if t.timing is None and t.candidate not in scores}
+    best = session.best()
+    base = session.space.base
+    rows = []
+    for candidate in sorted({*scores, *failures}, key=lambda c: (c.variant != base, str(c.variant), c.micro_batch)):
+        varied = [variant_words(candidate.variant, base).strip() or "as configured"] if session.space.axes else []
+        start = [str(candidate.micro_batch), str(session.space.workload.accumulation(candidate.micro_batch)), *varied]
+        if candidate in scores:
+            rows.append([*start, *_score_cells(scores[candidate], session, best, result)])
+        else:
+            blank = len(table_head(session)) - len(start) - 1
+            rows.append([*start, *[""] * blank, OUTCOMES[failures[candidate].outcome]])
+    return rows
+
+
+def _score_cells(score: Score, session: Session, best: Score | None, result: TuneResult | None) -> list[str]:
+    timing = score.timing
+    mfu = result.mfu(score) if result else None
+    sizes = [timing.allocated_gib, timing.reserved_gib, timing.device_gib]
+    memory = sizes if session.space.base.threads == 0 else [score.memory_gib]
+    remark = ""
+    if best is not None and score.candidate == best.candidate:
+        remark = "best"
+    elif not score.fits(session.space.limit_gib):
+        remark = "no head-room"
+    elif best is not None:
+        remark = f"{100 * (score.tokens_per_s / best.tokens_per_s - 1):+.0f} %"
+    return [
+        si(score.tokens_per_s),
+        percent(score.spread, 1),
+        f"{score.ms_per_micro_step:.1f}",
+        percent(mfu) if mfu is not None else "",
+        *(gib(value * GIB) if value is not None else "" for value in memory),
+        str(score.trials),
+        remark,
+    ]
+
+
+def print_result(result: TuneResult, files: Sequence[tuple[str, Path]] = ()) -> None:
+    """The table, the curve, the answer, and what to do with it."""
+    from gptfit.verbs.tune_output import answer_lines
+
+    out = console()
+    out.print()
+    out.print(score_table(result.session, result))
+    out.print()
+    for line in curve_lines(result.scores, result.session):
+        out.print(line, markup=False)
+    out.print()
+    for line in answer_lines(result):
+        out.print(line, markup=False, soft_wrap=True)
+    for kind, path in files:
+        out.print(f"{kind}: {path}", markup=False, soft_wrap=True)
+
+
+def curve_lines(scores: Sequence[Score], session: Session) -> list[str]:
+    """Bars of tokens/s and memory against the micro-batch."""
+    variant = session.main_variant()
+    curve = sorted((s for s in scores if s.candidate.variant == variant), key=lambda s: s.candidate.micro_batch)
+    if not curve:
+        return []
+    fastest = max(score.tokens_per_s for score in curve)
+    largest = max((score.memory_gib or 0.0) for score in curve)
+    lines = [f"micro-batch  {'tokens/s':<{BAR + 8}}  memory"]
+    for score in curve:
+        memory = score.memory_gib
+        speed_bar = _bar(score.tokens_per_s / fastest)
+        memory_bar = f"{_bar(memory / largest, BAR // 2)} {gib(memory * GIB)}" if memory and largest else "unknown"
+        lines.append(f"{score.candidate.micro_batch:>11}  {speed_bar:<{BAR}} {si(score.tokens_per_s):<7}  {memory_bar}")
+    return lines
+
+
+def _bar(share: float, columns: int = BAR) -> str:
+    """Eighths of a character, so that 3 % can be seen."""
+    eighths = round(share * columns * 8)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def variant_words(variant: Variant, base: Variant) -> str:
+    """What differs from the config's own settings: ' threads=1'."""
+    changed = [name for name in vars(base) if getattr(variant, name) != getattr(base, name)]
+    return "".join(f" {name}={getattr(variant, name)}" for name in changed)
