@@ -171,7 +171,7 @@ def _horizon(plan: Plan) -> Iterator[Problem]:
 
 
 def _data(plan: Plan) -> Iterator[Problem]:
-    tokens, parameters = plan.tokens, plan.shape.parameters
+    tokens, parameters = plan.tokens, plan.shape.tied_parameters
     if plan.epochs and plan.data and plan.epochs.value > EPOCH_LIMIT:
         worth = loss.effective_tokens(tokens, plan.data.tokens.value)
         yield Problem(
@@ -186,7 +186,7 @@ def _data(plan: Plan) -> Iterator[Problem]:
             "warning",
             "max_iters",
             f"{tokens / parameters:.1f} tokens per parameter: a smaller model would reach a lower loss",
-            f"about {defaults.TOKENS_PER_PARAMETER} per parameter is compute-optimal: {si(defaults.optimal_tokens(plan.shape))} tokens",
+            f"about {si(defaults.optimal_tokens(plan.shape))} tokens are worth their time",
         )
     if plan.config.dropout > 0 and plan.epochs and plan.epochs.value <= 1:
         message = f"dropout {plan.config.dropout:g} on data seen at most once only slows learning"

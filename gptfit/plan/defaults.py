@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from gptfit import recipe
 from gptfit.shape import ModelShape
 
 # GPT-3 (Brown et al. 2020), table 2.1: non-embedding size in parameters -> peak learning rate, tokens per step.
@@ -22,14 +23,6 @@ SMALLEST_MODEL_RATE = 1.0e-3
 TOKENS_PER_PARAMETER = 20  # Chinchilla (Hoffmann et al. 2022): compute-optimal
 WARMUP_FRACTION = 0.03  # GPT-3 warms up over 375M of 300B tokens; short runs need relatively more, nanoGPT's owt 0.3 %
 WEIGHT_DECAY = 0.1  # GPT-3, nanoGPT
-# The modern recipe: what differs from nanoGPT's keys. Muon's rate (Jordan 2024) transfers over width by its scaling.
-MODERN_KEYS: dict[str, object] = {
-    "arch": "modern",
-    "optimizer": "muon",
-    "schedule": "wsd",
-    "learning_rate": 0.02,
-    "min_lr": 0.0,
-}
 
 
 def learning_rate(parameters: float) -> float:
@@ -80,8 +73,8 @@ def warmup_iters(max_iters: int) -> int:
 
 
 def optimal_tokens(shape: ModelShape) -> float:
-    """Compute-optimal horizon: twenty tokens per parameter."""
-    return TOKENS_PER_PARAMETER * float(shape.parameters)
+    """A horizon worth its time: twenty tokens per parameter, fewer with the modern recipe."""
+    return recipe.optimal_tokens(shape) if shape.arch == "modern" else TOKENS_PER_PARAMETER * float(shape.parameters)
 
 
 def dropout(epochs: float) -> float:

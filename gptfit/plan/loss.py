@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from gptfit.estimate import Basis, Estimate
 from gptfit.measured import MeasuredLoss
-from gptfit.shape import ModelShape
 
 # Muennighoff et al. (2023), "Scaling Data-Constrained Language Models", appendix A; N with tied embeddings, GPT-2 BPE.
 E = 1.8691
@@ -84,11 +83,6 @@ def law_loss(parameters: float, tokens: float, unique_tokens: float, value_per_t
     n = effective_parameters(parameters, unique * value_per_token)
     d = effective_tokens(tokens, unique) * value_per_token
     return float(E + A / n**ALPHA + B / d**ALPHA)
-
-
-def law_parameters(shape: ModelShape) -> int:
-    """N of the law: an untied input embedding is a look-up and does not count."""
-    return (shape.flops_per_token - 12 * shape.n_layer * shape.n_embd * shape.block_size) // 6
 
 
 def effective_tokens(tokens: float, unique_tokens: float) -> float:

@@ -98,7 +98,7 @@ def _measurement(setting: Setting, measurements: Measurements | None, device: st
 def _with_loss(answer: Plan, measurements: Measurements | None) -> Plan:
     data, config = answer.data, answer.config
     expected = loss_law.predict(
-        loss_law.law_parameters(answer.shape),
+        answer.shape.tied_parameters,
         answer.tokens,
         unique_tokens=data.tokens.value if data else None,
         dataset=data.name if data else config.dataset,

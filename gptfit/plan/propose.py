@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gptfit import recipe
 from gptfit.config import TrainConfig
 from gptfit.errors import DeviceError
 from gptfit.gpus import GPU
@@ -16,7 +17,6 @@ from gptfit.plan.result import DataFacts, Plan
 from gptfit.plan.setting import Setting, resolve_dtype
 from gptfit.shape import ModelShape
 
-HEAD_SIZE = 64
 WIDTHS = (128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048)
 # Width per layer: GPT-2's four sizes go from 64 (124M) to 33 (1.5B). Within that the loss hardly cares (Kaplan et al.
 # 2020, figure 5), so speed decides.
@@ -122,7 +122,7 @@ def shapes(wish: Wish) -> Iterator[ModelShape]:
             if (width, layers) not in seen:
                 seen.add((width, layers))
                 yield ModelShape(
-                    layers, width // HEAD_SIZE, width, wish.block_size, wish.vocab_size, arch=_arch(wish.recipe)
+                    layers, recipe.head_count(width), width, wish.block_size, wish.vocab_size, arch=wish.recipe
                 )
 
 
@@ -136,12 +136,17 @@ def _best_setting(wish: Wish, shape: ModelShape) -> _Candidate | None:
     if tokens < LEAST_ITERS * setting.micro_tokens:
         return None
     # The step is sized for the run's length, which the speed of that step decides: once around is enough.
-    setting = _with_step(setting, defaults.tokens_per_step(shape.parameters, tokens))
+    step = (
+        recipe.tokens_per_step(tokens)
+        if wish.recipe == "modern"
+        else defaults.tokens_per_step(shape.parameters, tokens)
+    )
+    setting = _with_step(setting, step)
     tokens = min(
         _tokens_per_s(wish, setting) * wish.hours * 3600 * (1 - EVAL_TIME), MOST_EPOCHS * wish.data.tokens.value
     )
     expected = loss.law_loss(
-        loss.law_parameters(shape),
+        shape.tied_parameters,
         tokens,
         min(tokens, wish.data.tokens.value),
         loss.token_value(shape.arch, setting.optimizer),
@@ -237,7 +242,7 @@ def to_config(wish: Wish, setting: Setting, tokens: float) -> TrainConfig:
     if setting.checkpoint_activations:
         values["checkpoint_activations"] = True
     if wish.recipe == "modern":
-        values |= defaults.MODERN_KEYS
+        values |= recipe.training_keys(max_iters)
     return TrainConfig(**values)  # type: ignore[arg-type]
 
 
@@ -248,7 +253,3 @@ def _evals(wish: Wish, setting: Setting, tokens: float) -> int:
     one = eval_seconds(TrainConfig(eval_iters=EVAL_ITERS), predicted.ms_per_micro_step.value)
     allowed = EVAL_TIME * tokens / predicted.tokens_per_s.value / one
     return max(LEAST_EVALS, min(MOST_EVALS, int(allowed)))
-
-
-def _arch(recipe: str) -> str:
-    return "modern" if recipe == "modern" else "gpt2"

@@ -37,7 +37,7 @@ class DataFacts:
 
     name: str
     tokens: Estimate  # of the training split
-    vocab_size: int | None = None
+    vocab_size: int | None = None  # of the model; None: GPT-2's, padded
     tokenizer: str | None = None  # None: unknown, taken as GPT-2's
     bytes_per_token: float | None = None
     rows: int | None = None

@@ -6,7 +6,7 @@ import argparse
 
 from gptfit import measured
 from gptfit.plan.plan import plan
-from gptfit.verbs.common import config_arguments, load, print_json
+from gptfit.verbs.common import config_arguments, load, print_json, recipe_argument
 from gptfit.verbs.planinput import card_arguments, find_card, find_data, vocab_size
 
 HELP = "What a config will do on a GPU: memory, speed, time, loss, and what is wrong with it."
@@ -15,6 +15,7 @@ HELP = "What a config will do on a GPU: memory, speed, time, loss, and what is w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     card_arguments(parser)
+    recipe_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:

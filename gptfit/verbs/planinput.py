@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gptfit.config import NANOGPT_VOCAB_SIZE, TrainConfig
-from gptfit.dataset import DatasetInfo, read_dataset
+from gptfit.dataset import data_folder, read_dataset
 from gptfit.errors import DataError, DeviceError, UsageError
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU, find
@@ -71,7 +71,7 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Ca
 def find_data(path: str | None, config: TrainConfig | None = None) -> DataFacts | None:
     """From `--data`, else from the folder the config would train on, else unknown."""
     if path is None:
-        folder = data_folder(config) if config else None
+        folder = data_folder(config.dataset, config.data_root) if config else None
         return _from_folder(folder) if folder and folder.is_dir() and _has_tokens(folder) else None
     if os.path.isdir(path):
         return _from_folder(Path(path))
@@ -92,16 +92,9 @@ def find_data(path: str | None, config: TrainConfig | None = None) -> DataFacts 
     )
 
 
-def data_folder(config: TrainConfig) -> Path:
-    """Where `train` looks: data_root/dataset, or the dataset itself when it is a folder."""
-    return Path(config.dataset) if os.path.isdir(config.dataset) else Path(config.data_root) / config.dataset
-
-
 def vocab_size(data: DataFacts | None) -> int:
-    """nanoGPT's rule: the data's own vocabulary, and 50,257 padded to 50,304 for GPT-2's."""
-    if data is None or data.is_gpt2 or not data.vocab_size:
-        return NANOGPT_VOCAB_SIZE
-    return data.vocab_size
+    """nanoGPT's rule: the data's own vocabulary, and 50,304 for GPT-2's or where nothing is known."""
+    return data.vocab_size if data and data.vocab_size else NANOGPT_VOCAB_SIZE
 
 
 def positive(option: str, value: float) -> None:
@@ -119,13 +112,13 @@ def _has_tokens(folder: Path) -> bool:
 
 
 def _from_folder(folder: Path) -> DataFacts:
-    info: DatasetInfo = read_dataset(folder)
+    info = read_dataset(folder)
     if info.train is None or not info.train.tokens:
         raise DataError(f"{folder}: has no training tokens; make them with `gptfit prepare SOURCE --out {folder}`")
     return DataFacts(
         name=folder.name,
         tokens=Estimate.exact(float(info.train.tokens)),
-        vocab_size=info.vocab_size,
+        vocab_size=info.model_vocab_size,
         tokenizer=info.tokenizer,
         bytes_per_token=info.bytes_per_token,
         rows=info.train.documents,

@@ -11,7 +11,7 @@ from gptfit.configwrite import render
 from gptfit.errors import ConfigError, DeviceError, UsageError
 from gptfit.plan.propose import Proposal, Wish, propose
 from gptfit.units import GIB, duration, si
-from gptfit.verbs.common import print_json
+from gptfit.verbs.common import print_json, recipe_argument
 from gptfit.verbs.planinput import card_arguments, find_card, find_data, positive, vocab_size
 
 HELP = "Find the shape, micro-batch and horizon with the lowest expected loss within your hours, memory and data."
@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     card_arguments(parser)
     parser.add_argument("--hours", type=float, metavar="H", help="how long it may train")
     parser.add_argument("--block_size", type=int, default=1024, metavar="T", help="context length (default 1024)")
-    parser.add_argument(
-        "--recipe", choices=("gpt2", "modern"), default="gpt2", help="nanoGPT's (default) or Muon and friends"
-    )
+    recipe_argument(parser)
     parser.add_argument("--plain", action="store_true", help="only keys that stock nanoGPT understands")
     parser.add_argument("--write", metavar="FILE.py", help="write the choice as a config file")
 

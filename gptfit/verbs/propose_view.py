@@ -41,7 +41,7 @@ def show(proposals: Proposals, wish: Wish, written: Path | None) -> None:
 def reasons(proposals: Proposals, wish: Wish) -> list[str]:
     """What decided: time or data, and which of our keys it took."""
     plan = proposals.choice.plan
-    ratio = plan.tokens / plan.shape.parameters
+    ratio = plan.tokens / plan.shape.tied_parameters
     if plan.epochs and plan.epochs.value >= 0.99 * MOST_EPOCHS:
         lines = [
             f"the data ends first: {MOST_EPOCHS:g} epochs of {si(wish.data.tokens.value)} tokens, no more is planned"
