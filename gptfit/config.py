@@ -90,10 +90,10 @@ class TrainConfig:
     activation: str = "relu2"  # or 'gelu'
     zero_init: bool = True  # projections into the residual stream, and the head, start at zero
     tied_head: bool = False
-    logit_softcap: float = 15.0  # 0: none
-    value_residual: bool = True
-    layer_scalars: bool = True
-    smear: bool = True
+    smear: bool = True  # each token sees a share of the one before
+    value_residual: bool = False
+    layer_scalars: bool = False
+    logit_softcap: float = 0.0  # 0: none
     # optimizer='muon' only; learning_rate is the matrices'
     momentum: float = 0.95
     embedding_lr: float = 0.0  # 0: from the size, as gptfit/recipe.py says

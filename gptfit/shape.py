@@ -55,10 +55,10 @@ class ModelShape:
     activation: str = "relu2"
     zero_init: bool = True
     tied_head: bool = False
-    logit_softcap: float = 15.0
-    value_residual: bool = True
-    layer_scalars: bool = True
     smear: bool = True
+    value_residual: bool = False
+    layer_scalars: bool = False
+    logit_softcap: float = 0.0
 
     @property
     def head_size(self) -> float:

@@ -25,10 +25,10 @@ SWITCHED: list[dict[str, object]] = [
     {"activation": "gelu"},
     {"zero_init": False},
     {"tied_head": True},
-    {"logit_softcap": 0.0},
-    {"value_residual": False},
-    {"layer_scalars": False},
     {"smear": False},
+    {"value_residual": True},
+    {"layer_scalars": True},
+    {"logit_softcap": 5.0},
 ]
 EVERYTHING = {key: value for changes in SWITCHED for key, value in changes.items()}
 
@@ -139,7 +139,7 @@ def test_the_chunked_loss_with_a_cap_has_the_gradients_of_the_whole_one(chunk_to
 
 @torch.inference_mode()
 def test_a_cache_gives_the_logits_of_reading_everything_with_no_weight_at_zero() -> None:
-    model = scrambled(TINY)
+    model = scrambled(replace(TINY, value_residual=True, layer_scalars=True))
     idx, cache = tokens(rows=3), KVCache(TINY, 3, 16, torch.device("cpu"), torch.float32)
     pieces = [model.logits(part, cache) for part in idx.split([4, 1, 1, 10], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model.logits(idx), atol=2e-5, rtol=1e-4)

@@ -1,0 +1,143 @@
+"""Runs for bench/recipe.py: stock nanoGPT and gptfit in processes of their own, read back as curves."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gptfit.runlog import read_run
+
+REPO = Path(__file__).resolve().parent.parent
+EVAL_LINE = re.compile(r"^step (\d+): train loss [\d.]+, val loss ([\d.]+)", re.MULTILINE)
+ITER_LINE = re.compile(r"^iter (\d+): loss [\d.]+, time ([\d.]+)ms", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model and a horizon both programs get."""
+
+    name: str
+    tokenizer: str
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    batch_size: int
+    steps: int  # of nanoGPT
+    eval_iters: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.block_size
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys both understand."""
+        names = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "eval_iters")
+        return {name: getattr(self, name) for name in names} | {"gradient_accumulation_steps": 1, "device": "cpu"}
+
+
+@dataclass(frozen=True)
+class Point:
+    tokens: int
+    seconds: float  # of training alone: no evaluation, no checkpoint, no compilation
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    points: tuple[Point, ...]
+    ms_per_step: float
+    compile_seconds: float = 0.0
+
+    @property
+    def final(self) -> float:
+        return self.points[-1].val_loss
+
+    def reach(self, loss: float) -> Point | None:
+        """Where the curve comes down to `loss`, between two evaluations on a straight line; None if it never does."""
+        for before, after in zip(self.points, self.points[1:], strict=False):
+            if after.val_loss <= loss:
+                share = (before.val_loss - loss) / (before.val_loss - after.val_loss)
+                share = min(1.0, max(0.0, share))
+                return Point(
+                    round(before.tokens + share * (after.tokens - before.tokens)),
+                    before.seconds + share * (after.seconds - before.seconds),
+                    loss,
+                )
+        return None
+
+
+class Runner:
+    """Starts programs one after the other with the same threads on the same data."""
+
+    def __init__(self, folder: Path, data: Path, threads: int, nanogpt: Path | None = None) -> None:
+        self.folder, self.data, self.nanogpt = folder, data, nanogpt
+        self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else dict(os.environ)
+        self._count = 0
+
+    def nanogpt_curve(self, setup: Setup, learning_rate: float, seed: int) -> Curve:
+        """Its own train.py in float32 without the compiler, as it runs on a CPU; only its fixed seed is replaced."""
+        assert self.nanogpt is not None
+        place = self._new_folder("nanogpt")
+        source = (self.nanogpt / "train.py").read_text(encoding="utf-8")
+        (place / "train.py").write_text(source.replace("manual_seed(1337 ", f"manual_seed({seed} "), encoding="utf-8")
+        (place / "configurator.py").write_bytes((self.nanogpt / "configurator.py").read_bytes())
+        (place / "data").mkdir()
+        (place / "data" / "bench").symlink_to(self.data.resolve())
+        interval = max(1, setup.steps // 20)
+        keys = setup.keys | {
+            "dataset": "bench",
+            "out_dir": str(place / "out"),
+            "max_iters": setup.steps,
+            "lr_decay_iters": setup.steps,
+            "warmup_iters": setup.steps // 20,
+            "learning_rate": learning_rate,
+            "min_lr": learning_rate / 10,
+            "eval_interval": interval,
+            "always_save_checkpoint": False,
+            "compile": False,
+        }
+        words = [sys.executable, str(place / "train.py"), *(f"--{key}={value}" for key, value in keys.items())]
+        text = self._run(words, place, {"PYTHONPATH": str(self.nanogpt)})
+        times = {int(step): float(ms) for step, ms in ITER_LINE.findall(text)}
+        # nanoGPT counts an evaluation into the iteration that follows it.
+        clean = statistics.median(ms for step, ms in times.items() if step % interval)
+        milliseconds = [clean if step % interval == 0 else times[step] for step in sorted(times)]
+        points = [
+            Point(int(step) * setup.tokens_per_step, sum(milliseconds[: int(step)]) / 1000, float(loss))
+            for step, loss in EVAL_LINE.findall(text)
+        ]
+        return Curve(tuple(points), clean)
+
+    def gptfit_curve(self, setup: Setup, seed: int, **changes: Any) -> Curve:
+        """`gptfit train` with the setup's model and batch; `changes` are more keys."""
+        place = self._new_folder("gptfit")
+        recipe = changes.pop("recipe", "modern")
+        keys = setup.keys | {"dataset": str(self.data), "out_dir": str(place / "out"), "seed": seed} | changes
+        options = [f"--{key}={value}" for key, value in keys.items()]
+        self._run(
+            [sys.executable, "-m", "gptfit", "train", "--recipe", recipe, *options], place, {"PYTHONPATH": str(REPO)}
+        )
+        log = read_run(place / "out" / "run.jsonl")
+        compiled = sum(event.get("seconds", 0.0) for event in log.events if event.get("kind") == "compile")
+        points = tuple(Point(e["tokens"], e["seconds"], e["val_loss"]) for e in log.evals)
+        return Curve(points, statistics.median(step["ms"] for step in log.steps), compiled)
+
+    def _new_folder(self, program: str) -> Path:
+        self._count += 1
+        place = self.folder / f"{program}-{self._count}"
+        place.mkdir()
+        return place
+
+    def _run(self, words: list[str], place: Path, more: dict[str, str]) -> str:
+        done = subprocess.run(words, cwd=place, env=self.environment | more, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}\n{done.stderr[-2000:]}")
+        return done.stdout
