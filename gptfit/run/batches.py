@@ -57,16 +57,20 @@ class EpochSampler:
 
 
 class RandomSampler:
-    """nanoGPT's: uniformly random windows from torch's global stream, drawn in nanoGPT's order."""
+    """nanoGPT's: uniformly random windows from torch's global stream, drawn in nanoGPT's order.
 
-    def __init__(self, n_tokens: int, block_size: int) -> None:
+    Always `batch_size` at a time, also when memory made the micro-batch smaller: the windows stay the same.
+    """
+
+    def __init__(self, n_tokens: int, block_size: int, batch_size: int) -> None:
         self._choices = n_tokens - block_size
+        self._batch_size = batch_size
         self._drawn: list[int] = []
         self._latest: list[int] = []
 
     def starts(self, step: int, first: int, count: int) -> Ints:
-        if len(self._drawn) < count:
-            self._drawn += torch.randint(self._choices, (count - len(self._drawn),)).tolist()
+        while len(self._drawn) < count:
+            self._drawn += torch.randint(self._choices, (self._batch_size,)).tolist()
         self._latest, self._drawn = self._drawn[:count], self._drawn[count:]
         return np.array(self._latest, dtype=np.int64)
 

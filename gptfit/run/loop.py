@@ -70,7 +70,7 @@ class Loop:
             if is_decay_start(config, progress.step) and not config.eval_only:
                 self._save(self.run.store.save_before_decay)
             if self._is_eval_due():
-                if progress.step > 0 and not config.eval_only:
+                if progress.step > 0 and not config.eval_only and not self.bad.in_a_row:
                     self._save_last()
                 reason = self._evaluate()
                 self._mark_start()
@@ -208,7 +208,7 @@ class Loop:
         )
         if config.eval_only:
             return "eval_only"
-        if is_best and progress.step > 0:
+        if is_best and progress.step > 0 and not self.bad.in_a_row:
             self._mark_start()
             self._save(run.store.save_best)
         if progress.starts_overfitting:
@@ -234,13 +234,16 @@ class Loop:
             return self.signals.received or "SIGTERM"
         if is_late:
             return "max_hours"
-        if save_due:
+        if save_due and not self.bad.in_a_row:
             self._mark_start()
             self._save_last()
         return None
 
     def _save_last(self) -> None:
-        """Once per step: a later call at the same step finds the same state on the disk."""
+        """Once per step: a later call at the same step finds the same state on the disk.
+
+        Inside a row of skipped updates only the end of the run saves: a rollback needs what was before the row.
+        """
         if self.saved_step != self.progress.step:
             self._save(self.run.store.save_last)
             self.saved_step, self.saved_at = self.progress.step, time.perf_counter()

@@ -131,7 +131,7 @@ def build_run(
 
 def _sampler(config: TrainConfig, n_tokens: int, processes: Processes) -> Sampler:
     if config.sampling == "random":
-        return RandomSampler(n_tokens, config.block_size)
+        return RandomSampler(n_tokens, config.block_size, config.batch_size)
     share = config.batch_size * config.accumulation(processes.count)
     order = EpochOrder(n_tokens, config.block_size, config.seed)
     return EpochSampler(order, per_step=share * processes.count, share=share, rank=processes.rank)

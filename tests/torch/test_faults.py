@@ -1,0 +1,249 @@
+"""Signals, power cuts, memory that runs out, numbers that are not finite: the work is still there."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gptfit.config import TrainConfig
+from gptfit.errors import RunError
+from gptfit.run import loop as loop_module
+from gptfit.run.checkpoint import LAST, load_checkpoint
+from gptfit.run.engine import Engine
+from gptfit.run.faults import smaller_micro_batch
+from gptfit.run.train import TrainResult, train
+from gptfit.runlog import read_run
+from tests.torch.conftest import start_gptfit
+
+MakeConfig = Callable[..., TrainConfig]
+posix_only = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+
+
+def assert_same_weights(left: Path, right: Path) -> None:
+    a, b = load_checkpoint(left), load_checkpoint(right)
+    assert a.iter_num == b.iter_num
+    assert [name for name, tensor in a.model.items() if not torch.equal(tensor, b.model[name])] == []
+
+
+@posix_only
+def test_killed_at_random_moments_a_run_ends_with_the_same_weights(small_config: MakeConfig, tmp_path: Path) -> None:
+    """The saves are so frequent that several of the kills fall into one."""
+    common: dict[str, Any] = {
+        "max_iters": 40,
+        "lr_decay_iters": 40,
+        "eval_interval": 2,
+        "eval_iters": 1,
+        "dropout": 0.1,
+    }
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(small_config(out_dir=str(whole), **common))
+    moments = random.Random(7)
+    for _ in range(3):
+        start = "resume" if (killed / LAST).is_file() else "scratch"
+        process = start_gptfit(small_config(out_dir=str(killed), init_from=start, **common))
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("iter"):
+                break
+        time.sleep(moments.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
+    start = "resume" if (killed / LAST).is_file() else "scratch"
+    result = train(small_config(out_dir=str(killed), init_from=start, **common))
+    assert result.reason == "max_iters"
+    assert_same_weights(whole, killed)
+    assert not list(killed.glob("*.tmp"))
+
+
+@posix_only
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_resume(small_config: MakeConfig, tmp_path: Path, number: int) -> None:
+    process = start_gptfit(small_config(max_iters=100_000, lr_decay_iters=100_000, eval_interval=100_000))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("iter 3:"):
+            break
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert errors == ""
+    saved = load_checkpoint(tmp_path / "out")
+    assert f"stopped by {signal.Signals(number).name} at step {saved.iter_num}" in output
+    assert f"--init_from=resume --out_dir={tmp_path / 'out'}" in output
+
+
+def test_a_signal_in_the_middle_of_a_step_loses_nothing(small_config: MakeConfig, tmp_path: Path) -> None:
+    """The step is given up at the next micro-step and done again from its beginning after the resume."""
+    common: dict[str, Any] = {"dropout": 0.2, "sampling": "random", "gradient_accumulation_steps": 4}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(small_config(out_dir=str(whole), **common))
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = train(small_config(out_dir=str(parts), **common), interrupt)
+    assert (result.reason, result.step) == ("SIGINT", 6)
+    train(small_config(out_dir=str(parts), init_from="resume", **common))
+    assert_same_weights(whole, parts)
+
+
+def fail_in(monkeypatch: pytest.MonkeyPatch, method: str, largest: int) -> list[int]:
+    """Let the named method of Engine run out of memory for batches of more than `largest` rows."""
+    original, seen = getattr(Engine, method), []
+
+    def limited(self: Engine, batches: Any, *rest: Any, **options: Any) -> Any:
+        def check(batch: Any) -> Any:
+            seen.append(len(batch[0]))
+            if len(batch[0]) > largest:
+                raise RuntimeError("[enforce fail at alloc_cpu.cpp:132] DefaultCPUAllocator: can't allocate memory")
+            return batch
+
+        checked = check(batches) if method == "forward_micro_step" else (check(batch) for batch in batches)
+        return original(self, checked, *rest, **options)
+
+    monkeypatch.setattr(Engine, method, limited)
+    return seen
+
+
+@pytest.mark.parametrize("method", ["forward_micro_step", "mean_loss"])
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_out_of_memory_shrinks_the_micro_batch_and_keeps_the_step(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, sampling: str
+) -> None:
+    train(small_config(out_dir=str(tmp_path / "whole"), batch_size=8, gradient_accumulation_steps=1, sampling=sampling))
+    fail_in(monkeypatch, method, largest=2)
+    events: list[dict[str, Any]] = []
+    config = small_config(batch_size=8, gradient_accumulation_steps=1, sampling=sampling)
+    result = train(config, events.append)
+    assert result.micro_batch == 2
+    assert [event["batch_size"] for event in events if event.get("kind") == "oom"] == [4, 2]
+    whole, shrunk = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "out")
+    for name, tensor in whole.model.items():
+        torch.testing.assert_close(shrunk.model[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_out_of_memory_at_a_micro_batch_of_one_gives_advice(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_in(monkeypatch, "forward_micro_step", largest=0)
+    with pytest.raises(RunError, match=r"out of memory with a micro-batch of 1: about .* needed; --\w+=\w+ brings it"):
+        train(small_config())
+
+
+@pytest.mark.parametrize(("size", "share", "smaller"), [(12, 12, 6), (3, 12, 1), (8, 8, 4), (5, 10, 2), (1, 8, None)])
+def test_smaller_micro_batches_divide_the_step(size: int, share: int, smaller: int | None) -> None:
+    assert smaller_micro_batch(size, share) == smaller
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space limits as Linux has them")
+def test_a_process_with_a_hard_memory_limit_runs_out_recovers_and_finishes(
+    small_config: MakeConfig, tmp_path: Path
+) -> None:
+    import resource
+
+    limit = 3 * 1024**3
+
+    def limit_memory() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    # 64 x 128 tokens x 40,000 ids x 4 bytes are 1.3 GB of logits, and the loss needs them several times.
+    config = small_config(
+        batch_size=64,
+        block_size=128,
+        gradient_accumulation_steps=1,
+        vocab_size=40_000,
+        chunked_loss=False,
+        max_iters=1,
+        warmup_iters=1,
+        eval_iters=1,
+    )
+    process = start_gptfit(config, preexec_fn=limit_memory, env={"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"})
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors + output
+    log = read_run(tmp_path / "out")
+    assert any(event["kind"] == "oom" for event in log.events)
+    assert [step["step"] for step in log.steps] == [0]
+    assert log.header["tokens_per_step"] == 64 * 128
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
+    """Turn the loss of chosen micro-steps, counted from 0, into NaN."""
+    original, calls = Engine.forward_micro_step, [0]
+
+    def poisoned(self: Engine, *args: Any, **options: Any) -> torch.Tensor:
+        loss = original(self, *args, **options)
+        calls[0] += 1
+        return loss * float("nan") if is_bad(calls[0] - 1) else loss
+
+    monkeypatch.setattr(Engine, "forward_micro_step", poisoned)
+
+
+def test_a_loss_that_is_not_finite_never_reaches_the_weights(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda call: call in (4, 9))  # steps 2 and 4, two micro-steps each
+    events: list[dict[str, Any]] = []
+    train(small_config(), events.append)
+    assert [event["step"] for event in events if event.get("kind") == "nonfinite"] == [2, 4]
+    assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path / "out").model.values())
+
+
+def test_five_bad_steps_in_a_row_return_to_the_last_checkpoint_and_go_on_in_the_data(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda call: 10 <= call < 20)  # steps 5 to 9
+    events: list[dict[str, Any]] = []
+    result = train(small_config(max_iters=12, lr_decay_iters=12), events.append)
+    rollback = next(event for event in events if event.get("kind") == "rollback")
+    assert "checkpoint of step 4" in rollback["message"]
+    assert result.step == 12
+    # 10 steps before the rollback, 8 after it: no window was read twice
+    assert load_checkpoint(tmp_path / "out").progress["window"] == 18 * 8
+    assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path / "out").model.values())
+
+
+def test_a_loss_that_never_becomes_finite_ends_the_run_with_advice(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda call: True)
+    with pytest.raises(RunError, match=r"not finite since step 0 .* lower learning_rate"):
+        train(small_config(max_iters=50, lr_decay_iters=50))
+
+
+def test_early_stop_and_overfitting_are_said(small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gptfit.run.validation import Evaluator, Losses
+
+    vals = iter([4.0, 3.0, 3.1, 3.2, 3.3, 3.4])
+    trains = iter([4.0, 3.0, 2.9, 2.8, 2.7, 2.6])
+    monkeypatch.setattr(Evaluator, "losses", lambda *_: Losses(next(trains), next(vals), 100))
+    events: list[dict[str, Any]] = []
+    result = train(small_config(max_iters=40, lr_decay_iters=40, eval_interval=2, early_stop_evals=4), events.append)
+    assert (result.reason, result.step, result.best_val_loss) == ("early_stop", 10, 3.0)
+    overfit = [event for event in events if event.get("kind") == "overfit"]
+    assert [event["step"] for event in overfit] == [8]
+    assert "dropout" in overfit[0]["message"]
+
+
+def test_max_hours_stops_saves_and_can_be_resumed(small_config: MakeConfig, tmp_path: Path) -> None:
+    result: TrainResult = train(small_config(max_iters=10**6, lr_decay_iters=10**6, max_hours=1e-6))
+    assert (result.reason, result.step, result.was_stopped) == ("max_hours", 1, True)
+    assert load_checkpoint(tmp_path / "out").iter_num == 1
+
+
+def test_a_checkpoint_is_written_for_times_sake_between_rare_evals(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "SAVE_EVERY_SECONDS", 0)
+    events: list[dict[str, Any]] = []
+    train(small_config(max_iters=3, eval_interval=1000), events.append)
+    assert [event["step"] for event in events if event.get("kind") == "checkpoint"][:3] == [1, 2, 3]
