@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import itertools
 import statistics
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def timed(tokens: Iterator[object], rows: int) -> tuple[float, float]:
     moments = []
     for _ in tokens:
         moments.append(time.perf_counter())
-    gaps = [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
     return moments[0] - begun, rows / statistics.median(gaps)
 
 

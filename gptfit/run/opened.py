@@ -79,7 +79,7 @@ def _build(checkpoint: Checkpoint, device: torch.device, gelu: str) -> LanguageM
     for module in model.modules():
         if isinstance(module, MLP):
             module.gelu = gelu
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def _hf_tokenizer(folder: Path, checkpoint: Checkpoint, data: str | None) -> tuple[DatasetInfo | None, Tokenizer]:

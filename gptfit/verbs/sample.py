@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptfit.errors import UsageError
+from gptfit.verbs.model_view import describe, note
 
 if TYPE_CHECKING:
     from gptfit.run.opened import Opened
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
     picking = Picking(args.temperature, args.top_k or None, args.top_p, args.seed)
     opened = open_model(args.model, args.data, args.device)
-    for line in (_describe(opened), *opened.notes):
-        _note(line)
+    for line in (describe(opened), *opened.notes):
+        note(line)
     if args.interactive:
         return _loop(opened, picking, args)
     _show(opened, _read_prompt(args.prompt), picking, args)
@@ -88,7 +89,7 @@ def _show(opened: Opened, text: str | None, picking: Picking, args: argparse.Nam
 
     prompt = encode_prompt(opened.tokenizer, text)
     for line in check_prompt(opened, prompt, args.tokens):
-        _note(line)
+        note(line)
     begun = time.perf_counter()
     rows = [text or ""] * args.n
     ended = [False] * args.n
@@ -107,23 +108,4 @@ def _show(opened: Opened, text: str | None, picking: Picking, args: argparse.Nam
             write(f"\n{SEPARATOR}\n" + (rows[shown] if shown < args.n else ""))
         sys.stdout.flush()
     seconds = time.perf_counter() - begun
-    _note(
-        f"{n_tokens:,} tokens in {seconds:.1f} s, {n_tokens / seconds:,.0f} tokens/s, the first after {first_s:.2f} s"
-    )
-
-
-def _describe(opened: Opened) -> str:
-    from gptfit.units import si
-
-    shape, checkpoint = opened.shape, opened.checkpoint
-    step = f", step {checkpoint.iter_num:,}" if checkpoint.iter_num else ""
-    loss = f", val loss {checkpoint.best_val_loss:.4f}" if checkpoint.best_val_loss < 1e9 else ""
-    return (
-        f"{opened.path}: {si(shape.parameters)} parameters, {shape.n_layer} x {shape.n_embd}{step}{loss}; "
-        f"{opened.tokenizer.name} tokenizer; {opened.device.name}"
-    )
-
-
-def _note(line: str) -> None:
-    """Beside the text, so that a pipe gets the text alone."""
-    print(line, file=sys.stderr, flush=True)
+    note(f"{n_tokens:,} tokens in {seconds:.1f} s, {n_tokens / seconds:,.0f} tokens/s, the first after {first_s:.2f} s")

@@ -1,0 +1,38 @@
+"""What sample, eval and export say about the model they opened, on stderr so that a pipe gets the result alone."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING
+
+from gptfit.units import si
+
+if TYPE_CHECKING:
+    from gptfit.run.opened import Opened
+
+
+def describe(opened: Opened) -> str:
+    shape, checkpoint = opened.shape, opened.checkpoint
+    step = f", step {checkpoint.iter_num:,}" if checkpoint.iter_num else ""
+    loss = f", val loss {checkpoint.best_val_loss:.4f}" if _is_real(checkpoint.best_val_loss) else ""
+    return (
+        f"{opened.path}: {shape.arch}, {si(shape.parameters)} parameters, {shape.n_layer} x {shape.n_embd}{step}{loss}; "
+        f"{opened.tokenizer.name} tokenizer; {opened.device.name}"
+    )
+
+
+def _is_real(loss: float) -> bool:
+    """nanoGPT writes 1e9 before the first evaluation."""
+    return math.isfinite(loss) and loss < 1e9
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def show_progress(what: str, done: int, total: int) -> None:
+    """One line that moves, on a terminal only."""
+    if sys.stderr.isatty():
+        end = "\n" if done >= total else ""
+        print(f"\r{what}: {done:,} of {total:,}", end=end, file=sys.stderr, flush=True)
