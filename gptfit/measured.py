@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,9 +77,10 @@ class Measurements:
     losses: tuple[MeasuredLoss, ...] = ()
     skipped: int = 0
 
-    def speed(self, key: SpeedKey) -> MeasuredSpeed | None:
-        """The newest timing of exactly this setting."""
-        matching = [speed for speed in self.speeds if speed.key == key]
+    def speed(self, key: SpeedKey, left_open: Collection[str] = ()) -> MeasuredSpeed | None:
+        """The newest timing of this setting; fields named in `left_open` may differ, as the machine decided them."""
+        fixed = [field.name for field in fields(SpeedKey) if field.name not in left_open]
+        matching = [s for s in self.speeds if all(getattr(s.key, name) == getattr(key, name) for name in fixed)]
         return max(matching, key=lambda speed: speed.time) if matching else None
 
 

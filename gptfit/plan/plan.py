@@ -7,7 +7,7 @@ from dataclasses import replace
 from gptfit.config import TrainConfig
 from gptfit.configcheck import find_problems
 from gptfit.estimate import Estimate
-from gptfit.gpus import GPU
+from gptfit.gpus import GPU, find_or_none
 from gptfit.measured import MeasuredSpeed, Measurements
 from gptfit.plan import loss as loss_law
 from gptfit.plan import memory, speed
@@ -20,6 +20,7 @@ from gptfit.units import GIB
 # Public data sets a config may name without having prepared them: tokens of the GPT-2 training split.
 KNOWN_TOKENS = {"openwebtext": 9_035_582_198.0}  # nanoGPT, data/openwebtext/readme.md
 
+LARGEST_SIZE = 10**7  # of any dimension; beyond it a config is a typing error
 EVAL_SPLITS = 2  # nanoGPT evaluates train and val
 FORWARD_SHARE = 1 / 3  # of a micro-step's time: the backward pass does twice the work
 
@@ -44,11 +45,7 @@ def plan(
     """
     problems = find_problems(config.as_dict(), processes)
     data = data or known_data(config.dataset)
-    sane = all(
-        isinstance(value, int) and 1 <= value < 10**7
-        for value in (shape.n_layer, shape.n_head, shape.n_embd, shape.block_size, shape.vocab_size, config.batch_size)
-    )
-    setting = setting_of(config, shape, gpu, processes) if sane else None
+    setting = setting_of(config, shape, gpu, processes) if _is_sane(config, shape) else None
     answer = Plan(
         config=config,
         shape=shape,
@@ -71,7 +68,9 @@ def plan(
         loss=None,
     )
     if setting is not None:
-        measured = _measurement(setting, measurements, device_name)
+        # A card that is not in this machine has no measurements here; without a card it is the CPU that counts.
+        asked = measurements is not None and (device_name is not None or gpu is None)
+        measured = find_measurement(config, setting, measurements, device_name) if asked and measurements else None
         answer = _with_loss(answer, measurements)
         answer = _with_memory(answer, setting, measured, used_bytes)
         answer = _with_speed(answer, setting, measured, watts)
@@ -89,10 +88,31 @@ def eval_seconds(config: TrainConfig, ms_per_micro_step: float) -> float:
     return EVAL_SPLITS * config.eval_iters * ms_per_micro_step / 1e3 * FORWARD_SHARE
 
 
-def _measurement(setting: Setting, measurements: Measurements | None, device: str | None) -> MeasuredSpeed | None:
-    if measurements is None or device is None:
-        return None
-    return measurements.speed(measured_key(setting, device))
+def measured_on_cpu(config: TrainConfig, shape: ModelShape, measurements: Measurements) -> bool:
+    """Whether `tune` or a run has timed this config on this machine's CPU."""
+    if not _is_sane(config, shape):
+        return False
+    return find_measurement(config, setting_of(config, shape, None), measurements, None) is not None
+
+
+def _is_sane(config: TrainConfig, shape: ModelShape) -> bool:
+    """Sizes on which arithmetic makes sense, even if they do not fit together."""
+    sizes = (shape.n_layer, shape.n_head, shape.n_embd, shape.block_size, shape.vocab_size, config.batch_size)
+    return all(isinstance(size, int) and 1 <= size < LARGEST_SIZE for size in sizes)
+
+
+def find_measurement(
+    config: TrainConfig, setting: Setting, measurements: Measurements, device_name: str | None
+) -> MeasuredSpeed | None:
+    """What was timed for this setting on `device_name`, or on this machine's CPU when that is None.
+
+    What the config leaves to the machine ('auto') was resolved by the trial, so either answer counts.
+    """
+    left_open = {key for key in ("chunked_loss", "dtype") if getattr(config, key) == "auto"}
+    if device_name is not None:
+        return measurements.speed(measured_key(setting, device_name), left_open)
+    here = Measurements(tuple(speed for speed in measurements.speeds if find_or_none(speed.key.device) is None))
+    return here.speed(measured_key(setting, ""), left_open | {"device"})
 
 
 def _with_loss(answer: Plan, measurements: Measurements | None) -> Plan:
@@ -144,7 +164,10 @@ def _with_memory(answer: Plan, setting: Setting, measured: MeasuredSpeed | None,
 
 
 def _with_speed(answer: Plan, setting: Setting, measured: MeasuredSpeed | None, watts: float | None) -> Plan:
-    predicted = speed.predict(setting, answer.gpu, measured) if answer.gpu else None
+    if answer.gpu is not None:
+        predicted = speed.predict(setting, answer.gpu, measured)
+    else:
+        predicted = speed.from_measurement(setting, measured) if measured else None
     if predicted is None:
         return answer
     config, step_s = answer.config, predicted.ms_per_step.value / 1e3
@@ -166,6 +189,8 @@ def _notes(answer: Plan) -> list[str]:
     """What limits the answer, in sentences."""
     gpu, notes = answer.gpu, []
     if gpu is None:
+        if answer.speed:
+            return ["speed as measured on this machine's CPU; memory is that of an NVIDIA card"]
         return ["no GPU named: memory is for any NVIDIA card, speed and fit are unknown"]
     if gpu.is_laptop:
         notes.append(f"{gpu.name}: a laptop card's speed depends on its power limit, by up to a factor of two")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gptfit import measured
-from gptfit.plan.plan import plan
+from gptfit.plan.plan import measured_on_cpu, plan
 from gptfit.verbs.common import config_arguments, load, print_json, recipe_argument
 from gptfit.verbs.planinput import card_arguments, find_card, find_data, vocab_size
 
@@ -21,15 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0: it runs. 1: it does not start or does not fit."""
     loaded = load(args, checked=False)
-    card = find_card(args, loaded.config)
-    data = find_data(args.data, loaded.config)
+    config, measurements = loaded.config, measured.read()
+    data = find_data(args.data, config)
+    shape = config.shape(vocab_size(data))
+    card = find_card(args, config, cpu_will_do=measured_on_cpu(config, shape, measurements))
     answer = plan(
-        loaded.config,
-        loaded.config.shape(vocab_size(data)),
+        config,
+        shape,
         card.gpu,
         data=data,
         processes=args.gpus,
-        measurements=measured.read(),
+        measurements=measurements,
         device_name=card.device_name,
         used_bytes=card.used_bytes,
         watts=args.watts,

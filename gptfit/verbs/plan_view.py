@@ -104,17 +104,17 @@ def _memory_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 def _speed_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     speed, gpu = plan.speed, plan.gpu
-    if speed is None or gpu is None:
+    if speed is None:
         return
     rate = speed.tokens_per_s
     yield "speed", f"{si(rate.value)} tokens/s ({si(rate.low)} to {si(rate.high)})", rate.basis
     times = f"{_milliseconds(speed.ms_per_step.value)} per step, {_milliseconds(speed.ms_per_micro_step.value)} per micro-step"
     yield "", times, rate.basis
-    peak = peak_tflops(gpu)
+    peak = peak_tflops(gpu) if gpu else None
     if speed.mfu is not None and peak is not None:
         own = f"mfu {percent(speed.mfu)} of its own {peak.value:g} TFLOPS"
         yield "", f"{own}; {percent(speed.mfu_a100, 1)} as nanoGPT prints it (A100)", peak.basis
-    if rate.basis == "fit":
+    if speed.shares:
         shares = sorted(speed.shares.items(), key=lambda item: -item[1])
         yield "", ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= LEAST_SHARE), "fit"
 

@@ -37,7 +37,7 @@ def card_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON with stable names")
 
 
-def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Card:
+def find_card(args: argparse.Namespace, config: TrainConfig | None = None, cpu_will_do: bool = False) -> Card:
     """`--gpu`, else the config's, else this machine's; 'cpu' plans what needs no card."""
     positive("--gpus", args.gpus)
     if args.vram is not None:
@@ -55,6 +55,8 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Ca
         if local.gpu is None:
             raise DeviceError(f"this machine's {local.name} is not in the table; name a similar card with --gpu NAME")
         gpu, mine = local.gpu, local
+    elif cpu_will_do:
+        return Card(None)
     else:
         raise DeviceError(
             "no NVIDIA GPU found here; name the card with --gpu, e.g. --gpu 4070 (`gptfit gpus` lists them)"

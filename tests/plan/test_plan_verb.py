@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gptfit import measured
 from gptfit.cli import main
 from gptfit.plan.localgpu import LocalGPU
+from gptfit.shape import ModelShape
 
 SMALL = ["--gpu", "4070", "--batch_size=8", "--gradient_accumulation_steps=64"]
 
@@ -122,6 +124,44 @@ def test_bad_input_is_one_line(words: list[str], code: int, said: str, capsys: p
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert said in err
+
+
+@pytest.mark.parametrize(
+    "key", ["n_layer", "n_head", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps"]
+)
+@pytest.mark.parametrize("value", ["0", "-1", "99999999999"])
+def test_sizes_that_make_no_sense_are_problems_not_crashes(
+    capsys: pytest.CaptureFixture[str], key: str, value: str
+) -> None:
+    fields = answer(capsys, "plan", "--gpu", "4070", f"--{key}={value}", code=1)
+    assert fields["starts"] is False or fields["fits"] is False
+
+
+def test_after_tune_on_a_cpu_plan_says_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPTFIT_CACHE", str(tmp_path))
+    words = ["plan", "--n_layer=6", "--n_embd=384", "--n_head=6", "--block_size=256", "--batch_size=4"]
+    assert main(words) == 1
+    assert "--gpu" in capsys.readouterr().err
+    shape = ModelShape(6, 6, 384, 256, 50304)
+    key = measured.speed_key(
+        "Some CPU, 2 threads",
+        shape,
+        4,
+        dtype="float32",
+        compile=True,
+        chunked_loss=True,
+        checkpoint_activations=False,
+        optimizer="adamw",
+    )
+    measured.append([measured.MeasuredSpeed(key, "2.9", 900.0, 1137.8, ms_per_update=60.0)])
+    fields = answer(capsys, *words)
+    rate, step = fields["tokens_per_s"], fields["ms_per_step"]
+    assert isinstance(rate, dict)
+    assert isinstance(step, dict)
+    assert rate["basis"] == "measured"
+    assert step["value"] == pytest.approx(40 * 1137.8 + 60)
 
 
 def test_data_gives_tokens_and_epochs(capsys: pytest.CaptureFixture[str], tokens: Path) -> None:

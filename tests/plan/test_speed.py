@@ -96,6 +96,14 @@ def test_a_measurement_is_used_and_the_update_keeps_its_estimate() -> None:
     assert predicted.tokens_per_s.basis == "measured"
 
 
+def test_a_measurement_speaks_for_a_card_without_a_known_rate() -> None:
+    unknown = replace(RTX_4070, bf16_tflops=None, fp32_tflops=None, measured_low_tflops=None)
+    assert speed.predict(BASE, unknown) is None
+    predicted = speed.predict(BASE, unknown, MeasuredSpeed(measured_key(BASE, "card"), "2.9", 50_000.0, 160.0))
+    assert predicted is not None
+    assert predicted.mfu is None
+
+
 @pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
 def test_every_card_in_the_table_is_between_a_tenth_and_all_of_its_peak(gpu: object) -> None:
     from gptfit.gpus import GPU
