@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import gc
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gptfit.errors import RunError
@@ -30,8 +34,26 @@ def open_run(path: str | Path, config_path: str | Path | None = None) -> RunLog:
         raise RunError(f"{path}: no such file; name a run folder, a {RUN_LOG}, or the text that training printed")
     if _is_run_jsonl(path):
         return read_run(path)
-    heard = _hear(path)
-    return _as_run(path, heard, Path(config_path) if config_path else None)
+    return run_from_text(path, read_log_text(path), config_path)
+
+
+def run_from_text(path: Path, text: str, config_path: str | Path | None = None) -> RunLog:
+    """The run in text that a trainer printed; `path` names it."""
+    with _collector_paused():
+        heard = _hear(path, clean_lines(text))
+        return _as_run(path, heard, Path(config_path) if config_path else None)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A million small objects, none in a cycle: the garbage collector would walk them again and again for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _is_run_jsonl(path: Path) -> bool:
@@ -43,13 +65,13 @@ def _is_run_jsonl(path: Path) -> bool:
     return start.startswith(b"{") and b'"event"' in start
 
 
-def _hear(path: Path) -> Heard:
-    lines = clean_lines(read_log_text(path))
-    nanogpt = sum(looks_like_nanogpt(line) for line in lines)
-    nanochat = sum(looks_like_nanochat(line) for line in lines) if not nanogpt else 0
-    if not nanogpt and not nanochat:
+def _hear(path: Path, lines: list[str]) -> Heard:
+    if any(map(looks_like_nanogpt, lines)):
+        heard = read_nanogpt(lines)
+    elif any(map(looks_like_nanochat, lines)):
+        heard = read_nanochat(lines)
+    else:
         raise RunError(f"{path}: no training line in {len(lines):,} lines; {LOOKED_FOR}")
-    heard = read_nanogpt(lines) if nanogpt >= nanochat else read_nanochat(lines)
     if not heard.steps and not heard.evals:
         raise RunError(f"{path}: training lines begin but none is whole; {LOOKED_FOR}")
     return heard
@@ -76,22 +98,23 @@ def _as_run(path: Path, heard: Heard, config_path: Path | None) -> RunLog:
 def _step_events(heard: Heard, seconds: list[float | None], per_step: int | None) -> tuple[Event, ...]:
     """`ms` only where the line timed a step and nothing else; the printed MFU is left out, as it is an average."""
     events: list[Event] = []
-    for line, at in zip(heard.steps, seconds, strict=True):
-        event: Event = {"event": "step", "step": line.step, "loss": line.loss, "seconds": at}
-        event["ms"] = line.ms if line.clean else None
-        for key in ("lr", "grad_norm", "memory_gib"):
-            value = getattr(line, key)
-            if value is not None:
-                event[key] = value
+    for (step, loss, ms, clean, _, lr, grad_norm, memory_gib, _), at in zip(heard.steps, seconds, strict=True):
+        event: Event = {"event": "step", "step": step, "loss": loss, "seconds": at, "ms": ms if clean else None}
+        if lr is not None:
+            event["lr"] = lr
+        if grad_norm is not None:
+            event["grad_norm"] = grad_norm
+        if memory_gib is not None:
+            event["memory_gib"] = memory_gib
         if per_step:
-            event["tokens"] = line.step * per_step
+            event["tokens"] = step * per_step
         events.append(event)
     return tuple(events)
 
 
 def _eval_events(heard: Heard, seconds: list[float | None], per_step: int | None) -> tuple[Event, ...]:
     """An eval at step s is taken before update s, so its time is that of the end of step s - 1."""
-    ends = [(line.step, at) for line, at in zip(heard.steps, seconds, strict=True) if at is not None]
+    ends = [(-1, 0.0)] + [(line.step, at) for line, at in zip(heard.steps, seconds, strict=True) if at is not None]
     usual = usual_ms(heard.steps)
     held = {line.step: line.ms for line in heard.steps if not line.clean and line.ms is not None}
     first = heard.steps[0].step if heard.steps else None
@@ -113,12 +136,8 @@ def _eval_events(heard: Heard, seconds: list[float | None], per_step: int | None
 
 def _seconds_after(ends: list[tuple[int, float]], step: int) -> float | None:
     """Training seconds at the end of `step`, on the straight lines between the logged ends."""
-    if not ends:
+    if len(ends) < 2:
         return None
-    nodes: list[tuple[int, float]] = [(-1, 0.0), *ends] if ends[0][0] > -1 else ends
-    i = bisect.bisect_left(nodes, (step, float("-inf")))
-    low, high = (nodes[i - 1], nodes[i]) if 0 < i < len(nodes) else (nodes[-2], nodes[-1])
-    if step <= nodes[0][0]:
-        return nodes[0][1]
-    slope = (high[1] - low[1]) / (high[0] - low[0])
-    return low[1] + slope * (step - low[0])
+    i = min(max(1, bisect.bisect_left(ends, (step, -math.inf))), len(ends) - 1)
+    (low, before), (high, after) = ends[i - 1], ends[i]
+    return before + (after - before) * (step - low) / (high - low)

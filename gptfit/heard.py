@@ -44,6 +44,8 @@ class Heard:
     _facts_ahead: dict[str, Any] = field(default_factory=dict)
     _config_ahead: dict[str, Any] = field(default_factory=dict)
     _restarted: bool = True  # the first line after a start holds compile time
+    _last_step: int = -1
+    _last_eval: int = -1
 
     def learn(self, **facts: Any) -> None:
         self._facts_ahead.update(facts)
@@ -52,24 +54,25 @@ class Heard:
         self._config_ahead.update(values)
 
     def add_step(self, line: HeardStep) -> None:
-        self._settle_facts()
-        if self.steps and line.step < self.steps[-1].step:
-            self._rewind(line.step)
-        while self.steps and self.steps[-1].step >= line.step:
-            self.steps.pop()  # the same line from a second process, or printed twice
-        has_eval = bool(self.evals) and self.evals[-1].step == line.step
-        if self._restarted or has_eval:
+        if self._facts_ahead or self._config_ahead:
+            self._settle_facts()
+        step = line[0]
+        if step <= self._last_step:
+            self._go_back(step)
+        if self._restarted or step == self._last_eval:
             line = line._replace(clean=False)
+            self._restarted = False
         self.steps.append(line)
-        self._restarted = False
+        self._last_step = step
 
     def add_eval(self, line: HeardEval) -> None:
         self._settle_facts()
-        if self.steps and line.step < self.steps[-1].step:
-            self._rewind(line.step)
+        if line.step < self._last_step:
+            self._go_back(line.step)
         while self.evals and self.evals[-1].step >= line.step:
             self.evals.pop()
         self.evals.append(line)
+        self._last_eval = line.step
 
     def add_event(self, kind: str, message: str, **extras: Any) -> None:
         step = self.steps[-1].step if self.steps else 0
@@ -85,14 +88,17 @@ class Heard:
             self.config.update(self._config_ahead)
             self._facts_ahead, self._config_ahead = {}, {}
 
-    def _rewind(self, step: int) -> None:
-        last = self.steps[-1].step
-        self.add_event("resume", f"went back from step {last} to {step}; the repeated steps replace the earlier ones")
+    def _go_back(self, step: int) -> None:
+        """To a checkpoint, or by one line that was printed twice; what came after `step` is not part of the run."""
+        if step < self._last_step:
+            message = f"went back from step {self._last_step} to {step}; the repeated steps replace the earlier ones"
+            self.add_event("resume", message)
+            self._restarted = True
+            while self.evals and self.evals[-1].step > step:
+                self.evals.pop()
         while self.steps and self.steps[-1].step >= step:
             self.steps.pop()
-        while self.evals and self.evals[-1].step >= step:
-            self.evals.pop()
-        self._restarted = True
+        self._last_step = self.steps[-1].step if self.steps else -1
 
 
 def usual_ms(steps: list[HeardStep]) -> float | None:

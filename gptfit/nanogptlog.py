@@ -20,12 +20,12 @@ A100_FLOPS = 312e12
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|-?nan|-?inf)"
 # Not anchored: dates, `[rank0]:`, pod names, quote marks and echoed keys all come before the words in real logs.
 _ITER_HEAD = re.compile(r"iter (\d+): loss ")
-_ITER_WHOLE = re.compile(rf"iter (\d+): loss {_NUMBER}, time {_NUMBER}ms, mfu {_NUMBER}%(.*)", re.I)
-_ITER_SHORT = re.compile(rf"iter (\d+): loss {_NUMBER}(?:, time {_NUMBER}ms)?()()", re.I)
+_ITER_WHOLE = re.compile(rf"iter (\d+): loss {_NUMBER}, time {_NUMBER}ms, mfu {_NUMBER}%(.*)")
+_ITER_SHORT = re.compile(rf"iter (\d+): loss {_NUMBER}(?:, time {_NUMBER}ms)?()()")
 _EVAL_HEAD = re.compile(r"step (\d+): train loss ")
 _EVAL_WHOLE = re.compile(r"step (\d+): train loss (\d+\.\d{4}|nan|inf), val loss (\d+\.\d{4}|nan|inf)", re.I)
 _EVAL_SHORT = re.compile(rf"step (\d+): train loss {_NUMBER}, val loss {_NUMBER}", re.I)
-_EXTRA = re.compile(rf"(lr|cuda memory|grad[_ ]?norm|norm|tok/s(?:ec)?)[ :=]+{_NUMBER}", re.I)
+_EXTRA = re.compile(rf"(lr|cuda memory|grad[_ ]norm|norm)[ :=]+{_NUMBER}", re.I)
 _OVERRIDE = re.compile(r"Overriding: (\w+) = (.*)")
 _FILE = re.compile(r"Overriding config with (.+):\s*$")
 _FACTS = (
@@ -60,8 +60,8 @@ def read_nanogpt(lines: list[str]) -> Heard:
     for i, line in enumerate(lines):
         if skip:
             skip -= 1
-        elif "iter " in line and _ITER_HEAD.search(line):
-            skip = _hear_iter(heard, lines, i)
+        elif "iter " in line and ((whole := _ITER_WHOLE.search(line)) or _ITER_HEAD.search(line)):
+            skip = _hear_iter(heard, lines, i, whole)
         elif "step " in line and _EVAL_HEAD.search(line):
             skip = _hear_eval(heard, lines, i)
         elif line:
@@ -69,38 +69,28 @@ def read_nanogpt(lines: list[str]) -> Heard:
     return heard
 
 
-def _hear_iter(heard: Heard, lines: list[str], i: int) -> int:
+def _hear_iter(heard: Heard, lines: list[str], i: int, match: re.Match[str] | None) -> int:
     """One `iter` line, joined with the next ones when a terminal cut it; returns how many lines were joined."""
-    match, extra = _ITER_WHOLE.search(lines[i]), 0
+    extra = 0
     if match is None:
         match, extra = next(unwrapped(lines, i, _ITER_WHOLE.search), (_ITER_SHORT.search(lines[i]), 0))
     if match is None:
         return 0
     step, loss, ms, mfu, rest = match.groups()
-    extras = _extras(rest) if rest else {}
-    heard.add_step(
-        HeardStep(
-            step=int(step),
-            loss=float(loss),
-            ms=float(ms) if ms else None,
-            clean=True,
-            mfu=float(mfu) / 100 if mfu and float(mfu) >= 0 else None,  # -100.00% is "not measured yet"
-            **extras,
-        )
-    )
+    share = float(mfu) / 100 if mfu and mfu[0] != "-" else None  # -100.00% is "not measured yet"
+    line = HeardStep(int(step), float(loss), float(ms) if ms else None, True, share)
+    heard.add_step(_with_extras(line, rest) if rest else line)
     return extra
 
 
-def _extras(rest: str) -> dict[str, float]:
+def _with_extras(line: HeardStep, rest: str) -> HeardStep:
     """What forks print after the MFU: `, cuda memory 0.499G, lr 6.00e-04, total time 1.30s`."""
-    names = {"lr": "lr", "cuda memory": "memory_gib", "norm": "grad_norm", "tok/s": "tokens_per_s"}
-    found: dict[str, float] = {}
-    for name, value in _EXTRA.findall(rest):
-        name = name.lower()
-        key = "grad_norm" if name.startswith("grad") else names.get(name.removesuffix("ec"), "")
-        if key:
-            found[key] = float(value)
-    return found
+    found = {name.lower(): float(value) for name, value in _EXTRA.findall(rest)}
+    return line._replace(
+        lr=found.get("lr"),
+        memory_gib=found.get("cuda memory"),
+        grad_norm=found.get("norm", found.get("grad_norm", found.get("grad norm"))),
+    )
 
 
 def _hear_eval(heard: Heard, lines: list[str], i: int) -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gptfit.errors import GptfitError, RunError
-from gptfit.foreignlog import open_run
 from gptfit.runlog import RUN_LOG, RunLog
 from gptfit.view.bigrun import glance, quick_run
 from gptfit.view.facts import finite, usual_step_ms
@@ -20,7 +19,6 @@ from gptfit.view.facts import finite, usual_step_ms
 DEEPEST = 4  # folders below the watched one
 MOST_RUNS = 2000
 LOG_SUFFIXES = (".txt", ".log")
-LARGEST_FOREIGN_LOG = 64 * 2**20
 SPARK_POINTS = 40
 FEWEST_EVALS = 5  # below this the steps say more
 # A run is taken to be alive while its log was written within this many of its usual steps, or this many seconds.
@@ -53,8 +51,7 @@ class Listing:
         return path
 
     def open(self, run_id: str) -> RunLog:
-        path = self.path_of(run_id)
-        return quick_run(path) if path.name == RUN_LOG else open_run(path)
+        return quick_run(self.path_of(run_id))
 
     def _paths(self) -> Iterator[Path]:
         count = 0
@@ -72,12 +69,12 @@ class Listing:
 
     def _is_foreign_log(self, path: Path) -> bool:
         stamp = _stamp(path)
-        if stamp is None or stamp[0] > LARGEST_FOREIGN_LOG:
+        if stamp is None:
             return False
         kept = self._foreign.get(str(path))
         if kept is None or kept[0] != stamp:
             try:
-                open_run(path)
+                glance(path)
                 kept = (stamp, True)
             except GptfitError:
                 kept = (stamp, False)
@@ -108,7 +105,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def summarise(path: Path, root: Path) -> dict[str, Any]:
     """One row of the list."""
-    run = glance(path) if path.name == RUN_LOG else open_run(path)
+    run = glance(path)
     last = run.steps[-1] if run.steps else {}
     max_iters = run.config.get("max_iters")
     ms = usual_step_ms(run.steps[-50:])
