@@ -65,7 +65,7 @@ def answer_lines(result: TuneResult) -> list[str]:
     lines.append(f"curve: {result.explanation()}")
     lines += [f"note: {note}" for note in result.notes]
     if result.session.reason == "interrupted":
-        lines.append(f"stopped early: {len(result.session.trials)} finished trials are kept")
+        lines.append(f"stopped early: {_trials(len(result.session.trials))} finished and kept")
     lines.append(f"row: {row_text(result, best)}")
     return lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -102,6 +102,7 @@ def run_session(config: TrainConfig, wish: Wish) -> TuneResult:
         measure = make_measure(config, shape, machine, wish.memory_gib)
         left_s = 60 * wish.minutes - (time.monotonic() - began)
         session = tune(space, measure, keeper, left_s, wish.trial_seconds)
+        keeper.ended(session)
     notes = [*machine.notes, *space.notes, *machine_notes(session.trials), *keeper.problems]
     if machine.compile_problem:
         notes.insert(0, f"not compiled: {machine.compile_problem}")
@@ -113,7 +114,7 @@ def run_session(config: TrainConfig, wish: Wish) -> TuneResult:
 
 
 class _Keeper:
-    """Passes everything on to the screen and puts each candidate's standing into the cache at once."""
+    """Puts each candidate's standing into the cache at once, then passes everything on to the screen."""
 
     def __init__(self, screen: Screen, config: TrainConfig, shape: ModelShape, machine: Machine) -> None:
         self._screen, self._config, self._shape, self._machine = screen, config, shape, machine
@@ -126,13 +127,19 @@ class _Keeper:
         self._screen.stage(name)
 
     def finished(self, trial: Trial, session: Session) -> None:
+        self._keep(score for score in session.scores() if score.candidate == trial.candidate)
         self._screen.finished(trial, session)
-        for score in session.scores():
-            if score.candidate == trial.candidate and not self.problems:
-                try:
-                    measured.append([measured_speed(score, self._config, self._shape, self._machine.torch)])
-                except RunError as error:
-                    self.problems.append(str(error))  # the answer is worth more than the cache
+
+    def ended(self, session: Session) -> None:
+        """The final standings; the config's own settings last, as the newest line is the one `plan` believes."""
+        base = session.space.base
+        self._keep(sorted(session.scores(), key=lambda score: score.candidate.variant == base))
+
+    def _keep(self, scores: Iterable[Score]) -> None:
+        try:
+            measured.append(measured_speed(score, self._config, self._shape, self._machine.torch) for score in scores)
+        except RunError as error:
+            self.problems = [str(error)]  # the answer is worth more than the cache
 
 
 @contextmanager
