@@ -26,6 +26,19 @@ def card_readings(device: Device) -> dict[str, float]:
         return {}
 
 
+def driver_version() -> str | None:
+    """'570.86.15', or None where the driver's library does not answer."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
 def _uuid(device: Device) -> str:
     """torch and the driver may number the cards differently; the identity is the same for both."""
     return f"GPU-{torch.cuda.get_device_properties(device.torch_device).uuid}"
