@@ -195,10 +195,10 @@ def _data(plan: Plan) -> Iterator[Problem]:
 
 def _evaluation(plan: Plan) -> Iterator[Problem]:
     if plan.eval_share and plan.eval_share > EVAL_LIMIT and plan.config.max_iters > SMOKE_TEST_ITERS:
-        interval = round(plan.config.eval_interval * plan.eval_share / 0.05)
+        interval = float(f"{plan.config.eval_interval * plan.eval_share / 0.05:.1g}")
         yield Problem(
             "warning",
             "eval_interval",
             f"evaluation takes {percent(plan.eval_share)} of the time",
-            f"use eval_interval = {interval} or fewer eval_iters",
+            f"use eval_interval = {interval:.0f} or fewer eval_iters",
         )

@@ -56,6 +56,7 @@ DEVICE_ERROR = 0.08
 # What a driver, a desktop and fragmentation take before training starts. Published picks fill 48 and 96 GB cards
 # without a desktop to 97 %, while 12 GB GeForce cards in desktops run out above 91 %.
 DESKTOP_BYTES = 0.98 * GIB
+DESKTOP_SHARE = 0.082  # of cards under 12 GB, which would otherwise lose an eighth
 HEADLESS_BYTES = 0.25 * GIB
 
 
@@ -137,7 +138,7 @@ def usable_bytes(gpu: GPU, used_bytes: float | None = None) -> float:
     total = gpu.vram_gib * GIB
     if used_bytes is not None:
         return total - max(used_bytes, HEADLESS_BYTES)
-    return total - (DESKTOP_BYTES if gpu.is_geforce else HEADLESS_BYTES)
+    return total - (min(DESKTOP_BYTES, DESKTOP_SHARE * total) if gpu.is_geforce else HEADLESS_BYTES)
 
 
 def fits(setting: Setting, gpu: GPU, used_bytes: float | None = None) -> bool:

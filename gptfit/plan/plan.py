@@ -12,13 +12,11 @@ from gptfit.measured import MeasuredSpeed, Measurements
 from gptfit.plan import loss as loss_law
 from gptfit.plan import memory, speed
 from gptfit.plan.check import check
+from gptfit.plan.knowndata import KNOWN_DATA
 from gptfit.plan.result import DataFacts, Plan
 from gptfit.plan.setting import Setting, measured_key, setting_of
 from gptfit.shape import ModelShape
 from gptfit.units import GIB
-
-# Public data sets a config may name without having prepared them: tokens of the GPT-2 training split.
-KNOWN_TOKENS = {"openwebtext": 9_035_582_198.0}  # nanoGPT, data/openwebtext/readme.md
 
 LARGEST_SIZE = 10**7  # of any dimension; beyond it a config is a typing error
 EVAL_SPLITS = 2  # nanoGPT evaluates train and val
@@ -44,7 +42,7 @@ def plan(
     what the card holds already; `watts` is the power at the wall; `texts` are the config files, for their comments.
     """
     problems = find_problems(config.as_dict(), processes)
-    data = data or known_data(config.dataset)
+    data = data or KNOWN_DATA.get(config.dataset)
     setting = setting_of(config, shape, gpu, processes) if _is_sane(config, shape) else None
     answer = Plan(
         config=config,
@@ -75,12 +73,6 @@ def plan(
         answer = _with_memory(answer, setting, measured, used_bytes)
         answer = _with_speed(answer, setting, measured, watts)
     return replace(answer, problems=tuple(check(answer, problems, texts)), notes=tuple(_notes(answer)))
-
-
-def known_data(dataset: str) -> DataFacts | None:
-    """What is public about a data set by its name alone."""
-    tokens = KNOWN_TOKENS.get(dataset)
-    return DataFacts(dataset, Estimate(tokens, tokens, tokens, "published"), tokenizer="gpt2") if tokens else None
 
 
 def eval_seconds(config: TrainConfig, ms_per_micro_step: float) -> float:
@@ -190,7 +182,7 @@ def _notes(answer: Plan) -> list[str]:
     gpu, notes = answer.gpu, []
     if gpu is None:
         if answer.speed:
-            return ["speed as measured on this machine's CPU; memory is that of an NVIDIA card"]
+            return ["speed as measured on this machine's CPU"]
         return ["no GPU named: memory is for any NVIDIA card, speed and fit are unknown"]
     if gpu.is_laptop:
         notes.append(f"{gpu.name}: a laptop card's speed depends on its power limit, by up to a factor of two")

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """0: it runs. 1: it does not start or does not fit."""
     loaded = load(args, checked=False)
     config, measurements = loaded.config, measured.read()
-    data = find_data(args.data, config)
+    data = find_data(args.data, config, args.text_column)
     shape = config.shape(vocab_size(data))
     card = find_card(args, config, cpu_will_do=measured_on_cpu(config, shape, measurements))
     answer = plan(

@@ -88,6 +88,9 @@ def _memory_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if memory is None:
         return
     device, allocated = memory.device, memory.allocated
+    if plan.gpu is None and device.basis == "measured":
+        yield "memory", f"{gib(device.value)}, the whole process", device.basis
+        return
     shown = (
         f"{gib(device.value)} on nvidia-smi ({_range(device.map(1 / GIB), '.1f')}), {gib(allocated.value)} allocated"
     )
@@ -150,8 +153,8 @@ def _data_line(plan: Plan) -> str:
     if data.tokens.low != data.tokens.high:
         tokens += f" ({si(data.tokens.low)} to {si(data.tokens.high)})"
     words = [f"{data.name}: {tokens} tokens"]
-    if data.rows:
-        words.append(f"{count(data.rows)} documents")
+    if data.rows and data.text_bytes:
+        words.append(f"{count(data.rows)} documents of {gib(data.text_bytes)}")
     if data.bytes_per_token:
         words.append(f"{data.bytes_per_token:.2f} bytes per token")
     if plan.epochs:

@@ -13,6 +13,7 @@ from gptfit.dataset import data_folder, read_dataset
 from gptfit.errors import DataError, DeviceError, UsageError
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU, find
+from gptfit.plan.knowndata import KNOWN_DATA
 from gptfit.plan.localgpu import local_gpu
 from gptfit.plan.loss import dataset_kind
 from gptfit.plan.result import DataFacts
@@ -33,6 +34,7 @@ def card_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many of them (default 1)")
     parser.add_argument("--vram", type=float, metavar="GIB", help="memory of the card, where it is not the usual")
     parser.add_argument("--data", metavar="PATH", help="a prepared folder or a Parquet file")
+    parser.add_argument("--text-column", default="text", metavar="NAME", help="of the Parquet file (default text)")
     parser.add_argument("--watts", type=float, help="power at the wall while training, for the electricity")
     parser.add_argument("--json", action="store_true", help="print JSON with stable names")
 
@@ -70,18 +72,20 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None, cpu_w
     return Card(gpu, mine.name, mine.used_bytes + hidden)
 
 
-def find_data(path: str | None, config: TrainConfig | None = None) -> DataFacts | None:
-    """From `--data`, else from the folder the config would train on, else unknown."""
+def find_data(path: str | None, config: TrainConfig | None = None, column: str = "text") -> DataFacts | None:
+    """From `--data`, else from the folder the config would train on, else what is public about its name."""
     if path is None:
-        folder = data_folder(config.dataset, config.data_root) if config else None
-        return _from_folder(folder) if folder and folder.is_dir() and _has_tokens(folder) else None
+        if config is None:
+            return None
+        folder = data_folder(config.dataset, config.data_root)
+        return _from_folder(folder) if folder.is_dir() and _has_tokens(folder) else KNOWN_DATA.get(config.dataset)
     if os.path.isdir(path):
         return _from_folder(Path(path))
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder; give a prepared folder or a Parquet file")
     from gptfit.data.measure import measure_parquet
 
-    facts = measure_parquet(path)
+    facts = measure_parquet(path, column)
     if facts.tokens.value <= 0:
         raise DataError(f"{path}: holds no text; give a file with documents")
     return DataFacts(

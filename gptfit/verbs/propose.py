@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     card = find_card(args)
     if card.gpu is None:
         raise DeviceError("a proposal needs a card; name it with --gpu, e.g. --gpu 4070")
-    data = find_data(args.data)
+    data = find_data(args.data, column=args.text_column)
     assert data is not None
     wish = Wish(
         gpu=card.gpu,

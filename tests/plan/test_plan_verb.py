@@ -182,6 +182,16 @@ def test_the_folder_a_config_trains_on_is_found_by_itself(
     assert data_tokens["value"] == 1e9
 
 
+def test_shakespeare_char_is_known_by_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shape = ["--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--batch_size=64"]
+    fields = answer(capsys, "plan", "--gpu", "4070", "--dataset=shakespeare_char", *shape)
+    assert fields["parameters"] == 10_646_784
+    assert fields["loss"] is None
+
+
 def test_an_empty_folder_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["plan", *SMALL, "--data", str(tmp_path)]) == 1
     assert "gptfit prepare" in capsys.readouterr().err
