@@ -159,7 +159,8 @@ def _one_trial(
 
 
 def _request(purpose: str, config: TrainConfig, **values: Any) -> dict[str, Any]:
-    card = local_gpu()
+    # NVML is asked about the first card only.
+    card = local_gpu() if config.device in ("auto", "cuda", "cuda:0") else None
     empty = {"vocab_size": 0, "threads": 0, "limit_bytes": 0, "timed_s": 0.0, "has_eval": False}
     others_bytes = card.used_bytes if card else 0
     return {"purpose": purpose, "config": config.as_dict(), "others_bytes": others_bytes, **empty, **values}

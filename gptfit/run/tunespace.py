@@ -71,7 +71,7 @@ def make_space(
         sizes=tuple(sorted(sizes)),
         asked=tuple(sorted({size for group in wanted[1:] for size in group})),
         limit_gib=(1 - headroom) * usable / 1024**3,
-        notes=notes,
+        notes=(*_plans_largest(config, shape, machine, base, rows), *notes),
     )
 
 
@@ -149,7 +149,12 @@ def predicted_bytes(
     config: TrainConfig, shape: ModelShape, machine: Machine, variant: Variant, micro_batch: int
 ) -> float:
     """Plan's memory model at this size; without a CUDA context on other devices."""
-    setting = Setting(
+    predicted = memory.predict(_setting(config, shape, variant, micro_batch))
+    return predicted.device.value if machine.kind == "cuda" else predicted.allocated.value
+
+
+def _setting(config: TrainConfig, shape: ModelShape, variant: Variant, micro_batch: int) -> Setting:
+    return Setting(
         shape=shape,
         micro_batch=micro_batch,
         accumulation=max(1, config.tokens_per_iter() // (config.block_size * micro_batch)),
@@ -159,8 +164,20 @@ def predicted_bytes(
         checkpoint_activations=variant.checkpoint_activations,
         optimizer=config.optimizer,
     )
-    predicted = memory.predict(setting)
-    return predicted.device.value if machine.kind == "cuda" else predicted.allocated.value
+
+
+def _plans_largest(
+    config: TrainConfig, shape: ModelShape, machine: Machine, variant: Variant, rows: int
+) -> tuple[str, ...]:
+    """A word about plan's answer where no trial can have that size."""
+    gpu = find_or_none(machine.gpu) if machine.gpu else None
+    if gpu is None:
+        return ()
+    used = float(machine.total_bytes - machine.free_bytes)
+    largest = memory.largest_micro_batch(_setting(config, shape, variant, 1), gpu, used)
+    if largest == 0 or largest >= rows:
+        return ()
+    return tuple(f"plan's largest that fits: {note}" for note in _divide(rows, [largest])[1])
 
 
 def with_value(variant: Variant, name: str, value: object) -> Variant:

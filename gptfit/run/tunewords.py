@@ -51,15 +51,16 @@ def fixed_ms(curve: Sequence[Score]) -> float:
 def _small(below: Sequence[Score], curve: Sequence[Score], best: float, kind: str) -> str:
     if not below:
         return ""
-    smallest = below[0]
-    loss = f"{100 * (1 - smallest.tokens_per_s / best):.0f} % slower at {smallest.candidate.micro_batch}"
+    smallest, top = below[0], below[-1].candidate.micro_batch
+    size = smallest.candidate.micro_batch
+    loss = f"{100 * (1 - smallest.tokens_per_s / best):.0f} % slower"
     fixed = fixed_ms(curve)
-    top = below[-1].candidate.micro_batch
-    where = f"at {top}" if top == smallest.candidate.micro_batch else f"up to {top}"
     if fixed < RULES * smallest.ms_per_micro_step:
-        return f"slower {where} ({loss})"
+        return f"{loss} at {size}" if top == size else f"slower up to {top} ({loss} at {size})"
     name = "launch-bound" if kind != "cpu" else "bound by fixed costs"
-    return f"{name} {where} ({loss}: about {duration(fixed / 1e3) if fixed > 1e3 else f'{fixed:.0f} ms'} of every micro-step do not shrink with it)"
+    cost = f"{fixed:.0f} ms" if fixed < 1e3 else duration(fixed / 1e3)
+    share = f"{loss} at {size}: about {cost} of every micro-step do not shrink with it"
+    return f"{name} at {size} ({share})" if top == size else f"{name} up to {top} ({share})"
 
 
 def _large(above: Sequence[Score], best: float) -> str:

@@ -93,7 +93,8 @@ def run_session(config: TrainConfig, wish: Wish) -> TuneResult:
         raise UsageError("tune measures one device; run it without torchrun")
     began = time.monotonic()
     shape = config.shape(vocab_size(find_data(None, config)))
-    machine = find_machine(config)
+    # Asked for compiled trials, the machine must say whether it can compile even if the config does not.
+    machine = find_machine(config.replace(compile=config.compile or "compile" in wish.also))
     space = make_space(config, shape, machine, wish.also, wish.sizes, wish.headroom, wish.memory_gib)
     if not wish.varies_threads:
         space = replace(space, axes=tuple(axis for axis in space.axes if axis.name != "threads"))

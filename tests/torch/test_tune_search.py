@@ -115,7 +115,14 @@ def test_a_wanted_size_that_does_not_divide_is_noted_with_its_neighbours() -> No
     config = TrainConfig(batch_size=8, gradient_accumulation_steps=8)
     made = make_space(config, config.shape(), CARD, asked=[6])
     assert made.asked == (4, 8)
-    assert made.notes == ("6 does not divide the 64 rows of a step; nearest that do: 4 and 8",)
+    assert made.notes[-1] == "6 does not divide the 64 rows of a step; nearest that do: 4 and 8"
+
+
+def test_plans_largest_is_named_when_it_does_not_divide_the_step() -> None:
+    config = TrainConfig(batch_size=8, gradient_accumulation_steps=64, n_layer=6, n_head=6, n_embd=384)
+    (note,) = make_space(config, config.shape(), CARD).notes
+    assert note.startswith("plan's largest that fits: ")
+    assert "does not divide the 512 rows of a step; nearest that do: " in note
 
 
 def test_threads_vary_on_a_cpu_and_what_was_asked_for_elsewhere() -> None:
