@@ -118,8 +118,10 @@ def _next_size_of_rival(
     start = max(finished, key=lambda size: finished[size]) if finished else min(reference)
     if start not in curve:
         return start
-    speed = curve[start]
-    if speed is not None and finished:
+    if finished:
+        speed = curve[start]
+        if speed is None:
+            return None  # it does not run where the current one does
         at_an_edge = start == max(finished) and len(finished) < len(reference)
         if speed < NEARLY_AS_FAST * finished[start] and not at_an_edge:
             return None

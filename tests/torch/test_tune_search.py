@@ -227,6 +227,17 @@ def test_a_setting_that_saves_memory_is_tried_where_the_others_ran_out() -> None
     assert best.candidate == Candidate(32, chunked)
 
 
+def test_a_setting_that_fails_where_the_others_run_gets_one_trial() -> None:
+    class Hungry(SimulatedMachine):
+        def measure(self, candidate: Candidate, is_first: bool, limit_s: float, on_stage: object) -> Ended:
+            self.oom_from = 1 if candidate.variant.dtype == "float32" else math.inf
+            return super().measure(candidate, is_first, limit_s, on_stage)
+
+    machine = Hungry(lambda c, _: 5 + 2.0 * c.micro_batch)
+    machine.tune(space(axes=(Axis("dtype", ("float32",)),)))
+    assert sum(candidate.variant.dtype == "float32" for candidate in machine.tried) == 1
+
+
 def test_the_rounds_are_interleaved() -> None:
     machine = SimulatedMachine(lambda c, _: 2.0 * c.micro_batch)
     machine.tune(space())
