@@ -66,7 +66,9 @@ def _remedy(plan: Plan) -> str:
     for words, changed in trials:
         needs = memory.predict(changed).device.value
         if changed != setting and needs <= usable:
-            ways.append(f"{words} ({gib(needs)})")
+            alone = changed == replace(setting, chunked_loss=True) and plan.config.chunked_loss == "auto"
+            itself = "; `gptfit train` does so by itself, nanoGPT cannot" if alone else ""
+            ways.append(f"{words} ({gib(needs)}{itself})")
             break
     return "; or ".join(ways) or "a smaller model: fewer layers or a smaller n_embd"
 

@@ -10,9 +10,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 
+from gptfit.config import TrainConfig
+from gptfit.model.build import build_model
 from gptfit.model.gpt2 import GPT2
 from gptfit.plan import memory
 from gptfit.plan.setting import Setting
+from gptfit.run.chunking import CHUNK_TOKENS
+from gptfit.run.device import find_device
+from gptfit.run.optimizer import make_optimizer
 from gptfit.shape import ModelShape
 from gptfit.units import MIB
 
@@ -58,3 +63,21 @@ def _micro_step(model: GPT2, ids: torch.Tensor) -> None:
 def test_eager_memory_is_within_six_percent_of_the_tracker(setting: Setting) -> None:
     predicted = memory.predict(setting).allocated.value / MIB
     assert predicted == pytest.approx(tracked_peak_mib(setting), rel=0.06)
+
+
+@pytest.mark.parametrize(("arch", "optimizer"), [("gpt2", "adamw"), ("gpt2", "muon"), ("modern", "muon")])
+def test_optimizer_state_has_the_planned_bytes(arch: str, optimizer: str) -> None:
+    config = TrainConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=128, arch=arch, optimizer=optimizer, device="cpu")
+    shape = config.shape()
+    model = build_model(shape)
+    trained = make_optimizer(model, config, find_device(config))
+    ids = torch.zeros(2, 16, dtype=torch.long)
+    model(ids, ids).backward()
+    trained.step()
+    tensors = [value for state in trained.state.values() for value in state.values() if torch.is_tensor(value)]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.dim())
+    assert held == pytest.approx(memory.state_bytes(shape, optimizer), rel=0.01)
+
+
+def test_the_plan_and_the_run_cut_the_loss_into_equal_chunks() -> None:
+    assert memory.FITTED.chunk_tokens == CHUNK_TOKENS
