@@ -154,7 +154,7 @@ def _shuffled(batches: list[Batch], rng: random.Random) -> Iterator[Batch]:
         first.skipped += batch.skipped
         first.replaced += batch.replaced
         first.problems += batch.problems
-    for start, stop in slices([len(text) for text, _ in documents], BATCH_BYTES) or [(0, 0)]:
+    for start, stop in _slices([len(text) for text, _ in documents], BATCH_BYTES) or [(0, 0)]:
         chosen = documents[start:stop]
         batch = first if start == 0 else Batch([], np.zeros(0, np.bool_))
         batch.texts = [text for text, _ in chosen]
@@ -162,7 +162,7 @@ def _shuffled(batches: list[Batch], rng: random.Random) -> Iterator[Batch]:
         yield batch
 
 
-def slices(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
+def _slices(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Cuts a list into runs whose sizes add up to about `most`."""
     cuts, start, total = [], 0, 0
     for i, size in enumerate(sizes):

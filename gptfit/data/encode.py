@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gptfit.data.documents import Batch, slices
+from gptfit.data.documents import Batch
 from gptfit.data.lines import SAFE_CUT
 from gptfit.data.tokenizer import Tokenizer
 
@@ -38,26 +40,27 @@ class Piece:
     problems: list[str]
 
 
-@dataclass(frozen=True)
-class _Fragment:
-    """A stretch of one of the batch's texts."""
+class _Fragment(NamedTuple):
+    """A stretch of the batch's text number `owner`."""
 
-    text: int
-    start: int
-    stop: int
+    owner: int
+    text: str
     is_last: bool
 
 
 def encode_documents(batch: Batch, tokenizer: Tokenizer, separator: int | None) -> Piece:
     """Each document's tokens followed by `separator`, if there is one and the document is finished."""
-    fragments = _fragments_of(batch, tokenizer)
+    cuts = _cuts_of_long_texts(batch, tokenizer)
     lengths = np.zeros(len(batch.texts), np.int64)
+    unfinished = len(batch.texts) - 1 if batch.continues else -1
     train, val = [], []
-    for start, stop in slices([fragment.stop - fragment.start for fragment in fragments], CALL_CHARS):
-        called = fragments[start:stop]
-        ids, counts = _encode_call(called, batch, tokenizer, separator)
-        np.add.at(lengths, [fragment.text for fragment in called], counts)
-        for_train, for_val = _divide(ids, counts, batch.val[[fragment.text for fragment in called]])
+    for call in _calls(batch, cuts):
+        owners, texts, are_last = zip(*call, strict=True)
+        owner = np.array(owners)
+        closes = np.array(are_last) & (owner != unfinished) if separator is not None else np.zeros(len(call), np.bool_)
+        ids, counts = _encode_call(texts, closes, tokenizer, separator)
+        np.add.at(lengths, owner, counts)
+        for_train, for_val = _divide(ids, counts, batch.val[owner])
         train.append(for_train)
         val.append(for_val)
     return Piece(
@@ -75,18 +78,14 @@ def encode_documents(batch: Batch, tokenizer: Tokenizer, separator: int | None) 
     )
 
 
-def _fragments_of(batch: Batch, tokenizer: Tokenizer) -> list[_Fragment]:
-    """Every text in one fragment or several. Texts that cannot be encoded leave the batch."""
-    stops = [[len(text)] if len(text) <= LONG_CHARS else _cuts(text, tokenizer) for text in batch.texts]
-    refused = [i for i, found in enumerate(stops) if found is None]
+def _cuts_of_long_texts(batch: Batch, tokenizer: Tokenizer) -> dict[int, list[int]]:
+    """Where the fragments of each long text stop. Texts that cannot be encoded leave the batch."""
+    long = [i for i, text in enumerate(batch.texts) if len(text) > LONG_CHARS]
+    refused = [i for i in long if _cuts(batch.texts[i], tokenizer) is None]
     if refused:
         _drop(batch, refused)
-    kept = [found for found in stops if found is not None]
-    return [
-        _Fragment(i, start, stop, stop == found[-1])
-        for i, found in enumerate(kept)
-        for start, stop in zip([0, *found[:-1]], found, strict=True)
-    ]
+        return _cuts_of_long_texts(batch, tokenizer)
+    return {i: _cuts(batch.texts[i], tokenizer) or [] for i in long}
 
 
 def _cuts(text: str, tokenizer: Tokenizer) -> list[int] | None:
@@ -113,19 +112,34 @@ def _drop(batch: Batch, refused: list[int]) -> None:
     batch.val = np.delete(batch.val, refused)
 
 
+def _calls(batch: Batch, cuts: dict[int, list[int]]) -> Iterator[list[_Fragment]]:
+    """Fragments in order, about CALL_CHARS at a time; a long text is sliced only when its turn comes."""
+    call: list[_Fragment] = []
+    size = 0
+    for owner, text in enumerate(batch.texts):
+        stops = cuts.get(owner) or [len(text)]
+        start = 0
+        for stop in stops:
+            call.append(_Fragment(owner, text[start:stop], stop == stops[-1]))
+            size += stop - start
+            start = stop
+            if size >= CALL_CHARS:
+                yield call
+                call, size = [], 0
+    if call:
+        yield call
+
+
 def _encode_call(
-    fragments: list[_Fragment], batch: Batch, tokenizer: Tokenizer, separator: int | None
+    texts: Sequence[str], closes: NDArray[np.bool_], tokenizer: Tokenizer, separator: int | None
 ) -> tuple[Tokens, NDArray[np.int64]]:
-    """The tokens of some fragments, separators in place, and how many each has."""
+    """The tokens of some fragments, a separator after those that close a document, and how many each has."""
     dtype = np.dtype(tokenizer.dtype)
-    texts = [batch.texts[fragment.text][fragment.start : fragment.stop] for fragment in fragments]
     raw, ends = tokenizer.encoder.encode_batch(texts)
     ids: Tokens = raw.astype(dtype)
     counts = np.diff(ends, prepend=0)
     if separator is None:
         return ids, counts
-    unfinished = len(batch.texts) - 1 if batch.continues else -1
-    closes = np.array([fragment.is_last and fragment.text != unfinished for fragment in fragments], np.bool_)
     return np.insert(ids, ends[closes], dtype.type(separator)), counts + closes
 
 

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import stdev
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
 from gptfit.data.documents import Batch, Reading, read_unit
-from gptfit.data.encode import LONG_CHARS, encode_documents
+from gptfit.data.encode import encode_documents
 from gptfit.data.options import TAIL_FRACTION, Forecast, PrepareOptions, Report
 from gptfit.data.parquet import OpenFiles, find_text_column, open_parquet, row_groups
 from gptfit.data.sources import Source, find_sources
@@ -25,7 +25,8 @@ from gptfit.data.work import Span, Unit, plan_units
 from gptfit.errors import DataError
 from gptfit.estimate import Estimate
 
-SAMPLED_SPANS = 6  # each gives up to one batch (4 MiB of text): under a second of work
+SAMPLED_SPANS = 6
+SAMPLED_CHARS = 2**20  # from each; all of it takes a tenth of a second
 COUNTED_LINE_BYTES = 64 * 2**20  # line files up to this are read once to count their rows, for an exact split
 WIDE_RANGE, NARROW_RANGE = 0.15, 0.03  # relative: from one sample, and the least that several may claim
 
@@ -163,9 +164,20 @@ def _first_batches(reading: Reading, spans: Sequence[Span]) -> Iterator[Batch]:
             with closing(read_unit(reading, Unit(0, (span,)), files)) as batches:
                 batch = next(batches, None)
             if batch is not None and batch.texts:
-                batch.texts = [text[:LONG_CHARS] for text in batch.texts]
-                yield batch
+                yield _head(batch)
     pa.default_memory_pool().release_unused()
+
+
+def _head(batch: Batch) -> Batch:
+    """The batch's first SAMPLED_CHARS or so."""
+    total, texts = 0, []
+    for text in batch.texts:
+        texts.append(text[: SAMPLED_CHARS - total])
+        total += len(texts[-1])
+        if total >= SAMPLED_CHARS:
+            break
+    source_bytes = max(1, batch.source_bytes * total // sum(map(len, batch.texts)))
+    return replace(batch, texts=texts, val=batch.val[: len(texts)], source_bytes=source_bytes)
 
 
 def _expected_tokens(sample: _Sample, spans: Sequence[Span], rows: int, options: PrepareOptions) -> Estimate:

