@@ -46,7 +46,8 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None, cpu_w
         positive("--vram", args.vram)
     if args.watts is not None:
         positive("--watts", args.watts)
-    named = args.gpu or (config.gpu if config else "")
+    on_cpu = config is not None and config.device == "cpu"
+    named = args.gpu or (config.gpu if config else "") or ("cpu" if on_cpu else "")
     if named.lower() in ("cpu", "none"):
         return Card(None)
     local = local_gpu()

@@ -197,14 +197,23 @@ def test_an_empty_folder_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "gptfit prepare" in capsys.readouterr().err
 
 
-def test_a_parquet_is_measured(capsys: pytest.CaptureFixture[str], shared: Path) -> None:
+def test_tokens_are_read_from_the_parquet_not_guessed_from_its_size(
+    capsys: pytest.CaptureFixture[str], shared: Path
+) -> None:
+    """Advice says "1-2 B tokens in a 3.1 GB Parquet": 0.3 to 0.65 per byte of file. Compression decides, so look."""
     file = shared / "data" / "web_mdn.parquet"
     fields = answer(
         capsys, "plan", *SMALL, "--data", str(file), "--max_iters=200", "--lr_decay_iters=200", "--warmup_iters=9"
     )
-    bytes_per_token = fields["bytes_per_token"]
+    tokens, bytes_per_token = fields["data_tokens"], fields["bytes_per_token"]
+    assert isinstance(tokens, dict)
     assert isinstance(bytes_per_token, float)
+    assert tokens["value"] / file.stat().st_size > 1.0
     assert 2 < bytes_per_token < 6
+
+
+def test_a_config_for_the_cpu_needs_no_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "plan", "--device=cpu", "--batch_size=2")["gpu"] is None
 
 
 def test_a_parquet_without_text_is_one_line(capsys: pytest.CaptureFixture[str], shared: Path) -> None:
