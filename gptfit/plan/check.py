@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gptfit.configcheck import ConfigProblem
 from gptfit.plan import defaults, loss, memory
 from gptfit.plan.claims import wrong_claims
-from gptfit.plan.result import Problem
+from gptfit.plan.result import Plan, Problem
 from gptfit.units import count, gib, percent, si
-
-if TYPE_CHECKING:
-    from gptfit.plan.result import Plan
 
 EVAL_LIMIT = 0.10  # of the run's time
 EPOCH_LIMIT = 4.0  # Muennighoff et al. (2023): up to four epochs are worth nearly as much as fresh data
@@ -81,7 +77,7 @@ def _shape(plan: Plan) -> Iterator[Problem]:
             "warning",
             "n_head",
             f"head size {size} is not a multiple of 8: attention is padded and slow",
-            f"use {_better_width(shape.n_embd, shape.n_head)}",
+            f"use {_better_width(shape.n_embd)}",
         )
     if shape.vocab_size > 1024 and shape.vocab_size % 64:
         padded = -(-shape.vocab_size // 64) * 64
@@ -93,7 +89,8 @@ def _shape(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _better_width(n_embd: int, n_head: int) -> str:
+def _better_width(n_embd: int) -> str:
+    """The nearest width that heads of 64 divide."""
     width = max(64, round(n_embd / 64) * 64)
     return f"n_embd = {width} with n_head = {width // 64} (head size 64)"
 
@@ -133,7 +130,7 @@ def _step(plan: Plan) -> Iterator[Problem]:
 
 def _rate(plan: Plan) -> Iterator[Problem]:
     rate, parameters = plan.config.learning_rate, plan.shape.parameters
-    if plan.config.optimizer != "adamw" or plan.config.init_from not in ("scratch",):
+    if plan.config.optimizer != "adamw" or plan.config.init_from != "scratch":
         return  # Muon's rates mean something else; fine-tuning uses far smaller ones
     low, high = defaults.usual_learning_rate(parameters)
     if not low <= rate <= high:

@@ -67,8 +67,8 @@ def plan(
     )
     if setting is not None:
         # A card that is not in this machine has no measurements here; without a card it is the CPU that counts.
-        asked = measurements is not None and (device_name is not None or gpu is None)
-        measured = find_measurement(config, setting, measurements, device_name) if asked and measurements else None
+        here = device_name is not None or gpu is None
+        measured = find_measurement(config, setting, measurements, device_name) if measurements and here else None
         answer = _with_loss(answer, measurements)
         answer = _with_memory(answer, setting, measured, used_bytes)
         answer = _with_speed(answer, setting, measured, watts)
