@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import facts
-import losses
-from accuracy_plot import plot
+import _facts as facts
+import _losses as losses
+from _accuracy_plot import plot
 
 from gptfit.plan import memory, speed
 from gptfit.units import MIB

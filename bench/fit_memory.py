@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-import facts
+import _facts as facts
 from fit_speed import OUT
 from scipy.optimize import least_squares
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import facts
+import _facts as facts
 from scipy.optimize import least_squares
 
 from gptfit.plan import rates, speed
