@@ -27,17 +27,16 @@ class Variant:
 class Row:
     name: str
     losses: list[float]
-    ms_per_step: float
 
 
 VARIANTS = (
     Variant("the recipe"),
+    Variant("projections and head not zero at first", {"zero_init": False}),
     Variant("AdamW instead of Muon (lr 4e-3)", {"optimizer": "adamw", "learning_rate": 4e-3, "beta1": 0.9}),
     Variant("learned instead of rotary positions", {"positions": "learned"}),
     Variant("LayerNorm with weights instead of RMSNorm", {"norm": "layer"}),
     Variant("no QK-norm", {"qk_norm": False}),
     Variant("GELU instead of squared ReLU", {"activation": "gelu"}),
-    Variant("projections and head not zero at first", {"zero_init": False}),
     Variant("tied head", {"tied_head": True}),
     Variant("no smear", {"smear": False}),
     Variant("no decay: constant rate", {"schedule": "constant"}),
@@ -57,14 +56,17 @@ def render(facts: dict[str, Any]) -> str:
     tokens = setup["steps"] * setup["batch_size"] * setup["block_size"]
     base = statistics.fmean(rows[0].losses)
     noise = max(rows[0].losses) - min(rows[0].losses)
-    lines = [
-        *INTRODUCTION,
+    about = (
         f"Each row is a `gptfit train --recipe modern` of a {setup['n_layer']} x {setup['n_embd']} model "
         f"({facts['parameters']:,} parameters, bytes) on {tokens:,} tokens of web text, in float32 on a CPU, "
-        f"{setup['batch_size'] * setup['block_size']:,} tokens per step, with seeds 1 to {len(rows[0].losses)}. "
+        f"{setup['batch_size'] * setup['block_size']:,} tokens per step, the recipe with {len(rows[0].losses)} seeds and each variant with {len(rows[1].losses)}. "
         f"Worth is the loss that is lost without the ingredient (or by having it, in the second table). "
         f"The recipe's own seeds differ by {noise:.3f}; what is worth less than that is not known to be worth anything "
-        "at this size.",
+        "at this size."
+    )
+    lines = [
+        *INTRODUCTION,
+        about,
         "",
         "| the recipe, but | val loss | worth |",
         "|---|---:|---:|",

@@ -17,13 +17,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from _recipe_doc import ABLATION, RESULTS, VARIANTS, Row, write_doc
+import torch
+from _recipe_doc import ABLATION, RESULTS, VARIANTS, Row, Variant, write_doc
 from _recipe_runs import REPO, Curve, Point, Runner, Setup
 
 from gptfit.config import TrainConfig
+from gptfit.recipe import training_keys
+from gptfit.run.train import train
 from gptfit.units import si
 
-SMALL = Setup("small", "bytes", 4, 2, 128, 128, 16, steps=300, eval_iters=20)
+SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=300, eval_iters=16)
 FULL = (
     Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, eval_iters=20),
     Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=800, eval_iters=20),
@@ -62,8 +65,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.ablation:
-            runner = Runner(folder, prepare(sources, ABLATION.tokenizer, folder), args.threads)
-            ablate(runner, args.seeds or 2)
+            if args.threads:
+                torch.set_num_threads(args.threads)
+            ablate(prepare(sources, ABLATION.tokenizer, folder), folder, args.seeds or 2)
         if args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile
             for setup in FULL if args.full else (SMALL,):
@@ -160,23 +164,27 @@ def report_step_time(runner: Runner, setup: Setup, is_compiled: bool) -> None:
     print(f"step: modern {modern:.0f} ms, gpt2 {gpt2:.0f} ms, {modern / gpt2:.2f} times (target {STEP_TARGET:g})")
 
 
-def ablate(runner: Runner, seeds: int) -> None:
-    """Every variant with every seed; results and page are written at the end."""
+def ablate(data: Path, folder: Path, seeds: int) -> None:
+    """Every variant in this process; the recipe itself with at least three seeds, to know the noise."""
     rows = []
     for variant in VARIANTS:
-        keys = {"max_iters": ABLATION.steps, "lr_decay_iters": ABLATION.steps, "eval_interval": ABLATION.steps}
-        curves = [
-            runner.gptfit_curve(ABLATION, seed, **(keys | {"compile": False} | variant.keys))
-            for seed in range(1, seeds + 1)
-        ]
-        rows.append(
-            Row(variant.name, [round(c.final, 4) for c in curves], round(min(c.ms_per_step for c in curves), 1))
-        )
-        print(f"  {variant.name:40} {spread(rows[-1].losses, 4)}", flush=True)
+        n_seeds = seeds if rows else max(3, seeds)
+        losses = [ablation_loss(data, folder / f"{len(rows)}-{seed}", seed, variant) for seed in range(1, n_seeds + 1)]
+        rows.append(Row(variant.name, [round(loss, 4) for loss in losses]))
+        print(f"  {variant.name:42} {spread(losses, 4)}", flush=True)
     parameters = TrainConfig.unchecked(**ABLATION.keys, arch="modern").shape(257).parameters
     facts = {"setup": asdict(ABLATION), "parameters": parameters, "rows": [asdict(row) for row in rows]}
     RESULTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     write_doc()
+
+
+def ablation_loss(data: Path, out: Path, seed: int, variant: Variant) -> float:
+    steps = ABLATION.steps
+    keys = ABLATION.keys | {"dataset": str(data), "out_dir": str(out), "seed": seed, "compile": False}
+    keys |= {"max_iters": steps, "eval_interval": steps, "log_interval": steps}
+    result = train(TrainConfig(**{**keys, **training_keys(steps), **variant.keys}))
+    assert result.val_loss is not None
+    return result.val_loss
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from gptfit.shape import ModelShape
 RECIPES = ("gpt2", "modern")
 
 # Muon's rate for matrices and AdamW's for the rest, from modded-nanogpt's short script (track 3, 12 x 768), checked
-# at 3 x 128: docs/recipe.md. Muon's scaling carries the first over width and depth; embeddings are normalised before
-# the first block, so theirs needs none; the head's falls with the root of the width (nanochat).
+# at 3 x 128, where 0.02 was best for the head. Muon's scaling carries the first over width and depth; embeddings are
+# normalised before the first block, so theirs needs none; the head's falls with the width (Yang et al. 2022, muP).
 MATRIX_RATE = 0.02
 EMBEDDING_RATE = 0.3
 HEAD_RATE = 0.004
@@ -40,7 +40,7 @@ def adamw_rate(kind: str, shape: ModelShape) -> float:
         return SCALAR_RATE
     # A tied embedding is small as the head must be, and so is what is added to it.
     if kind == "head" or shape.is_tied:
-        return HEAD_RATE * math.sqrt(REFERENCE_WIDTH / shape.n_embd)
+        return HEAD_RATE * REFERENCE_WIDTH / shape.n_embd
     return EMBEDDING_RATE
 
 

@@ -37,9 +37,9 @@ def test_an_untied_head_counts_once_in_the_horizon() -> None:
     assert modern.flops_per_token == pytest.approx(tied.flops_per_token, rel=1e-3)
 
 
-def test_the_heads_rate_falls_with_the_root_of_the_width() -> None:
+def test_the_heads_rate_falls_with_the_width() -> None:
     narrow, wide = (ModelShape(12, 4, width, 64, 1000, arch="modern") for width in (192, 768))
-    assert adamw_rate("head", narrow) == pytest.approx(2 * adamw_rate("head", wide))
+    assert adamw_rate("head", narrow) == pytest.approx(4 * adamw_rate("head", wide))
     assert adamw_rate("embedding", narrow) == adamw_rate("embedding", wide)
 
 

@@ -50,7 +50,9 @@ def _claims(text: str, around: int) -> Iterator[tuple[str, float]]:
 
 def _differs(size: float, shape: ModelShape) -> bool:
     """Against the weights and nanoGPT's count, which differ by the position embedding."""
-    near = [abs(size / actual - 1) <= TOLERANCE for actual in (shape.n_weights, shape.parameters)]
+    near = [
+        abs(size / actual - 1) <= TOLERANCE for actual in (shape.n_weights, shape.parameters, shape.tied_parameters)
+    ]
     return size >= 1e6 and not any(near)
 
 

@@ -136,9 +136,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     """(K, m, n) -> the same singular vectors with all singular values near 1."""
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonalize(matrices.mT).mT
-    x = matrices.to(_working_dtype(matrices))
+    x: Tensor = matrices.to(_working_dtype(matrices))
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + EPSILON)  # so that nothing overflows below
-    gram = x @ x.mT
+    gram: Tensor = x @ x.mT
     # The largest singular value is at most the root of the Gram matrix's norm: a bound up to m^(1/4) times closer
     # than the norm of x itself, which is worth two more rounds and costs nothing.
     bound = gram.norm(dim=(-2, -1), keepdim=True) * SAFETY + EPSILON

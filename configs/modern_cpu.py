@@ -1,0 +1,47 @@
+# A small modern model that learns bytes on a laptop without a GPU in minutes
+# prepare text first: gptfit prepare TEXT.parquet --tokenizer bytes --out data/bytes
+# 13.7M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 44.1M FLOPs per token
+# 16 rows x 128 tokens x 1 micro-steps = 2,048 tokens per step
+# 400 steps x 2,048 = 819.2k tokens, 0.1 per parameter
+
+# model
+arch = "modern"  # gptfit only; stock nanoGPT refuses it
+n_layer = 4
+n_head = 2
+n_embd = 128  # head size 64
+block_size = 128
+dropout = 0.0
+bias = False
+
+# step
+batch_size = 16
+gradient_accumulation_steps = 1
+
+# horizon
+max_iters = 400
+
+# learning rate
+learning_rate = 0.02
+schedule = "wsd"  # gptfit only; stock nanoGPT refuses it
+warmup_iters = 0  # 0.0 % of the run
+lr_decay_iters = 400
+decay_fraction = 0.6  # gptfit only; stock nanoGPT refuses it
+min_lr = 0.0
+
+# optimizer
+optimizer = "muon"  # gptfit only; stock nanoGPT refuses it
+weight_decay = 0.05
+beta1 = 0.8
+beta2 = 0.95
+
+# data
+dataset = "bytes"
+
+# evaluation and files
+out_dir = "out-modern-cpu"
+eval_interval = 50
+eval_iters = 20
+log_interval = 10
+
+# machine
+device = "cpu"
