@@ -1,7 +1,7 @@
 """Is tune's answer the best there is? Runs `gptfit tune` on a 6 x 384 model, then measures every size and thread
 count one by one, and prints both tables with the ratio of tune's choice to the exhaustive best.
 
-    python bench/tune.py [--minutes 4.5] [--rounds 3] [--compile]
+    python bench/tune.py [--minutes 4.5] [--rounds 3] [--compile] [--n_layer=2 --n_embd=128 ...]
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 
 from gptfit.cli import main as gptfit
 from gptfit.config import TrainConfig
+from gptfit.configfile import load_config
 from gptfit.run.tune import find_machine, make_measure
 from gptfit.run.tunerank import Score, machine_notes, score_all
 from gptfit.run.tunespace import divisors, make_space, thread_counts
 from gptfit.trials import Candidate, Trial, timing_from_json
 
-MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "vocab_size": 50304}
-STEP = {"batch_size": 8, "gradient_accumulation_steps": 4}
+MODEL = ("--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--vocab_size=50304")
+STEP = ("--batch_size=8", "--gradient_accumulation_steps=4", "--device=cpu")
 PROMISE = 0.95  # issue: within 5 % of the exhaustive best, in under 5 minutes
 # After the first round only candidates this close to the best can still be the best.
 STILL_POSSIBLE = 0.85
@@ -35,12 +36,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--rounds", type=int, default=3, help="of the exhaustive measurement")
     parser.add_argument("--compile", action="store_true", help="compiled, as train does by default; much longer")
-    args = parser.parse_args()
-    config = TrainConfig(**MODEL, **STEP, device="cpu", compile=args.compile)
+    args, changes = parser.parse_known_args()
+    keys = [*MODEL, *STEP, f"--compile={args.compile}", *changes]
+    config = load_config([], keys).config
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["GPTFIT_CACHE"] = cache  # nothing remembered may help
-        tuned = run_tune(config, args.minutes)
+        tuned = run_tune(keys, args.minutes)
     seconds = time.monotonic() - began
     chosen = (tuned["best"]["micro_batch"], tuned["best"]["threads"])
     print(f"tune: {len(tuned['trials'])} trials in {seconds:.0f} s; micro-batch {chosen[0]}, {chosen[1]} threads")
@@ -65,14 +67,14 @@ def main() -> int:
     return 0 if ratio >= PROMISE and seconds < 300 else 1
 
 
-def run_tune(config: TrainConfig, minutes: float) -> dict[str, Any]:
-    keys = [f"--{key}={value}" for key, value in {**MODEL, **STEP, "device": "cpu", "compile": config.compile}.items()]
+def run_tune(keys: list[str], minutes: float) -> dict[str, Any]:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         code = gptfit(["tune", *keys, f"--minutes={minutes}", "--json"])
     if code:
         raise SystemExit(code)
-    return json.loads(output.getvalue())
+    answer: dict[str, Any] = json.loads(output.getvalue())
+    return answer
 
 
 def measure_all(config: TrainConfig, rounds: int) -> list[Score]:

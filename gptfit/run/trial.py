@@ -25,6 +25,9 @@ from gptfit.trials import Machine, Timing
 from gptfit.units import GIB
 
 FEWEST_SAMPLES = 4
+# Micro-steps of many seconds each: two show whether they agree, and the time is better spent on another size.
+SLOW_SECONDS = 15.0
+FEWEST_SLOW_SAMPLES = 2
 MOST_SAMPLES = 100
 # Time between two waits for the device: long enough that launches run ahead as they do in training.
 BURST_SECONDS = 0.25
@@ -121,10 +124,16 @@ def time_micro_steps(micro_step: Callable[[], None], device: Device, timed_s: fl
     burst = max(1, min(50, round(BURST_SECONDS * 1e3 / first_ms)))
     samples: list[float] = []
     began, began_cpu = time.perf_counter(), time.thread_time()
-    while len(samples) < FEWEST_SAMPLES or (time.perf_counter() - began < timed_s and len(samples) < MOST_SAMPLES):
+    while not _is_enough(len(samples), time.perf_counter() - began, timed_s):
         samples.append(_ms(lambda: _repeat(micro_step, burst), device) / burst)
     elapsed, cpu = time.perf_counter() - began, time.thread_time() - began_cpu
     return samples, cpu / elapsed
+
+
+def _is_enough(samples: int, elapsed_s: float, timed_s: float) -> bool:
+    if elapsed_s < timed_s:
+        return samples >= MOST_SAMPLES
+    return samples >= (FEWEST_SAMPLES if elapsed_s < SLOW_SECONDS else FEWEST_SLOW_SAMPLES)
 
 
 def _repeat(action: Callable[[], None], times: int) -> None:

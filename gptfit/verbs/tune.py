@@ -103,6 +103,7 @@ def _target(wish: str | None, configs: list[str]) -> Path | None:
         raise UsageError(f"--write {path}: a config file ends in .py")
     if not path.parent.is_dir():
         raise UsageError(f"--write {path}: there is no folder {path.parent}")
-    if path.exists() and any(Path(config).exists() and path.samefile(config) for config in configs):
-        raise UsageError(f"--write {path}: would overwrite the config it copies; give another name")
+    if wish and path.exists():
+        # `tune --write mine.py` would otherwise replace the config it was meant to read.
+        raise UsageError(f"--write {path}: is there already; give a new name, and the config to read before --write")
     return path

@@ -232,11 +232,15 @@ def test_a_bad_command_line_is_one_line(words: list[str], message: str, capsys: 
     assert error.count("\n") == 1
 
 
-def test_the_copy_may_not_overwrite_the_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tmp_path / "toy.py"
-    config.write_text(CONFIG, encoding="utf-8")
-    assert main(["tune", str(config), f"--write={config}"]) == 2
-    assert "would overwrite the config it copies" in capsys.readouterr().err
+@pytest.mark.parametrize("before", [["toy.py"], []])
+def test_a_config_is_never_overwritten(
+    before: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.py").write_text(CONFIG, encoding="utf-8")
+    assert main(["tune", *before, "--write", "toy.py"]) == 2
+    assert "--write toy.py: is there already" in capsys.readouterr().err
+    assert Path("toy.py").read_text(encoding="utf-8") == CONFIG
 
 
 def test_one_size_alone_is_no_comparison(tuned: Tuned) -> None:
