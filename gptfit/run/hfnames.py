@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,15 +22,17 @@ GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
 def to_hf(model: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """nanoGPT's tensors as a GPT2LMHeadModel file has them: tied head left out, biases there even if zero."""
-    tensors = {name: _turned(name, tensor) for name, tensor in model.items() if name != HEAD}
-    if not shape.bias:
-        with_bias = ModelShape(**{**vars(shape), "bias": True})
-        like = model["transformer.wte.weight"]
-        for weight in with_bias.weights():
-            if weight.name not in tensors:
-                tensors[weight.name] = torch.zeros(weight.shape, dtype=like.dtype)
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+    """nanoGPT's tensors as a GPT2LMHeadModel file has them; the tied head is left out."""
+    tensors = with_biases(model, shape).items()
+    return {name: _turned(name, tensor).contiguous() for name, tensor in tensors if name != HEAD}
+
+
+def with_biases(model: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
+    """Other programs know GPT-2 with biases only; zeros change nothing."""
+    like = model["transformer.wte.weight"]
+    named = {weight.name: weight.shape for weight in replace(shape, bias=True).weights()}
+    zeros = {name: torch.zeros(size, dtype=like.dtype) for name, size in named.items() if name not in model}
+    return {**model, **zeros}
 
 
 def from_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ TINY = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64, 
 
 def tiny_model(arch: str = "gpt2", seed: int = 0, **changes: object) -> LanguageModel:
     """Random weights several times larger than at initialisation, so that nothing in the model is nearly linear."""
-    shape = replace(TINY, arch=arch, bias=arch == "gpt2", **changes)  # type: ignore[arg-type]
+    shape = replace(TINY, **{"arch": arch, "bias": arch == "gpt2", **changes})  # type: ignore[arg-type]
     torch.manual_seed(seed)
     model = build_model(shape)
     with torch.no_grad():
