@@ -45,7 +45,7 @@ class MeasuredSpeed:
     torch: str
     tokens_per_s: float  # of micro-steps alone
     ms_per_micro_step: float
-    ms_per_update: float | None = None  # the optimizer's share of a step
+    ms_per_update: float | None = None  # the optimizer's share of a step; 0: already in the micro-steps'
     allocated_gib: float | None = None
     reserved_gib: float | None = None
     device_gib: float | None = None  # what nvidia-smi shows

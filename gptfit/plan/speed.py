@@ -67,7 +67,7 @@ def predict(
     parts = step_parts(setting, gpu, rate.value, constants)
     if measured is not None:
         # The trial timed micro-steps; what it did not time (the update, the network) keeps its estimate.
-        untimed_s = parts["network"] + (0.0 if measured.ms_per_update else parts["update"] + parts["host"])
+        untimed_s = parts["network"] + (parts["update"] + parts["host"] if measured.ms_per_update is None else 0.0)
         return from_measurement(setting, measured, gpu, untimed_s)
     step_s = sum(parts.values())
     micro_s = sum(parts[name] for name in MICRO_STEP_PARTS) / setting.accumulation

@@ -1,0 +1,75 @@
+"""A finished run becomes two measured facts; anything less becomes fewer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gptfit.config import TrainConfig
+from gptfit.measured import MeasuredLoss, MeasuredSpeed
+from gptfit.remember import of_run
+from gptfit.runlog import RunLog
+
+CONFIG = TrainConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=4, gradient_accumulation_steps=8)
+SHAPE = CONFIG.shape(65)
+
+
+def log(**changes: Any) -> RunLog:
+    header = {
+        "name": "mine",
+        "config": CONFIG.as_dict(),
+        "shape": asdict(SHAPE),
+        "tokens_per_step": 2048,
+        "processes": 1,
+        "device": {"name": "NVIDIA GeForce RTX 4070", "kind": "cuda", "dtype": "bfloat16"},
+        "dataset": {"folder": "data/notes", "tokenizer": "gpt2", "train_tokens": 1000},
+        "versions": {"torch": "2.9.0"},
+    }
+    steps = [{"step": 0, "ms": 9000.0}] + [{"step": n, "ms": 80.0, "memory_gib": 2.0} for n in range(1, 60)]
+    run = RunLog(
+        path=Path("out/run.jsonl"),
+        header=header,
+        steps=tuple(steps),
+        evals=({"step": 60, "val_loss": 3.5, "tokens": 122_880},),
+        end={"reason": "max_iters", "time": 7.0},
+    )
+    return replace(run, **changes)
+
+
+def test_a_finished_run_teaches_speed_and_loss() -> None:
+    speed, loss = of_run(log())
+    assert isinstance(speed, MeasuredSpeed)
+    assert isinstance(loss, MeasuredLoss)
+    assert speed.ms_per_micro_step == 10.0  # the first step, with the compiler in it, does not count
+    assert speed.ms_per_update == 0.0
+    assert (speed.allocated_gib, speed.source, speed.time) == (2.0, "train", 7.0)
+    assert speed.key.device == "NVIDIA GeForce RTX 4070"
+    assert loss == MeasuredLoss(
+        "notes", "gpt2", SHAPE.tied_parameters, 122_880, 1000, "gpt2", "adamw", 3.5, "mine", 7.0
+    )
+
+
+def test_on_a_cpu_the_memory_is_that_of_the_process() -> None:
+    header = {**log().header, "device": {"name": "Xeon, 2 threads", "kind": "cpu", "dtype": "float32"}}
+    speed = of_run(log(header=header))[0]
+    assert isinstance(speed, MeasuredSpeed)
+    assert (speed.allocated_gib, speed.device_gib) == (None, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({"end": None}, []),
+        ({"end": {"reason": "SIGINT"}}, [MeasuredSpeed]),
+        ({"steps": ()}, [MeasuredLoss]),
+        ({"evals": ()}, [MeasuredSpeed]),
+        ({"evals": ({"step": 1, "val_loss": None, "tokens": 5},)}, [MeasuredSpeed]),
+        ({"header": {}}, []),
+        ({"header": {"config": {}, "device": None}}, []),
+    ],
+)
+def test_less_than_a_finished_run_teaches_less(changes: dict[str, Any], kinds: list[type]) -> None:
+    assert [type(record) for record in of_run(log(**changes))] == kinds
