@@ -52,6 +52,7 @@ def resolve_auto(args: argparse.Namespace) -> list[str]:
 
 def _tuned(config: TrainConfig) -> int:
     """Threads stay as they are: this process trains with them."""
+    from gptfit.verbs.tune_output import answer_lines
     from gptfit.verbs.tune_session import Wish, run_session
     from gptfit.verbs.tune_view import print_result
 
@@ -60,5 +61,5 @@ def _tuned(config: TrainConfig) -> int:
         raise KeyboardInterrupt  # what was measured is in the cache; Ctrl-C means that the run is not wanted now
     if result.best is None:
         raise RunError(result.why_nothing())
-    print_result(result)
+    print_result(result, answer_lines(result))
     return result.best.candidate.micro_batch

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     configs = [*args.configs, *(word for word in args.overrides if not word.startswith("--"))]
     target = _target(args.write, configs)
     loaded = load(args)
-    from gptfit.verbs.tune_output import as_json, write_config, write_page
+    from gptfit.verbs.tune_output import answer_lines, as_json, write_config, write_page
     from gptfit.verbs.tune_session import Wish, run_session
     from gptfit.verbs.tune_view import print_result
 
@@ -60,15 +60,18 @@ def run(args: argparse.Namespace) -> int:
     result = run_session(loaded.config, wish)
     if result.best is None:
         raise RunError(result.why_nothing())
-    files = []
-    if target is not None:
-        files.append(("config", write_config(result, target, configs)))
-    if args.html:
-        files.append(("page", write_page(result, Path(args.html))))
+    # The answer first: it took minutes, and a full disk must not keep it from the reader.
     if args.json:
         print_json(as_json(result))
     else:
-        print_result(result, files)
+        print_result(result, answer_lines(result))
+    files = []
+    if target is not None:
+        files.append(f"config: {write_config(result, target, configs)}")
+    if args.html:
+        files.append(f"page: {write_page(result, Path(args.html))}")
+    if files and not args.json:
+        print("\n".join(files))
     return 0
 
 
@@ -78,6 +81,8 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"{option} {value:g} makes no sense; give a number above 0")
     if args.memory is not None and not (math.isfinite(args.memory) and args.memory > 0):
         raise UsageError(f"--memory {args.memory:g} makes no sense; give a number of GiB above 0")
+    if args.html and not Path(args.html).absolute().parent.is_dir():
+        raise UsageError(f"--html {args.html}: there is no folder {Path(args.html).parent}")
     if not 0 <= args.headroom < 100:
         raise UsageError(f"--headroom {args.headroom:g} makes no sense; give a percentage from 0 to 99")
 

@@ -7,11 +7,11 @@ import io
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from gptfit.configedit import set_keys
 from gptfit.configwrite import render
-from gptfit.errors import ConfigError
+from gptfit.errors import RunError
 from gptfit.run.files import write_whole
 from gptfit.run.tune import candidate_config
 from gptfit.run.tunerank import Score
@@ -239,11 +239,10 @@ def _is_own(result: TuneResult, score: Score) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
+    def put(file: IO[bytes]) -> None:
+        file.write(text.encode())
+
     try:
-        write_whole(path, lambda file: _put(file, text))
+        write_whole(path, put)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
-
-
-def _put(file: Any, text: str) -> None:
-    file.write(text.encode())
+        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another place") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -163,10 +162,8 @@ def _score_cells(score: Score, session: Session, best: Score | None, result: Tun
     ]
 
 
-def print_result(result: TuneResult, files: Sequence[tuple[str, Path]] = ()) -> None:
-    """The table, the curve, the answer, and what to do with it."""
-    from gptfit.verbs.tune_output import answer_lines
-
+def print_result(result: TuneResult, answer: Sequence[str]) -> None:
+    """The table, the curve, and the answer in words."""
     out = console()
     out.print()
     out.print(score_table(result.session, result))
@@ -174,10 +171,8 @@ def print_result(result: TuneResult, files: Sequence[tuple[str, Path]] = ()) -> 
     for line in curve_lines(result.scores, result.session):
         out.print(line, markup=False)
     out.print()
-    for line in answer_lines(result):
+    for line in answer:
         out.print(line, markup=False, soft_wrap=True)
-    for kind, path in files:
-        out.print(f"{kind}: {path}", markup=False, soft_wrap=True)
 
 
 def curve_lines(scores: Sequence[Score], session: Session) -> list[str]:

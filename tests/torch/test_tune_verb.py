@@ -222,6 +222,7 @@ def _first_small_then_asked(space: object, trials: list[object]) -> Candidate | 
         (["--write"], "--write without a config file needs a name"),
         (["--write=tuned.txt"], "a config file ends in .py"),
         (["--write=nowhere/tuned.py"], "there is no folder nowhere"),
+        (["--html=nowhere/tune.html"], "there is no folder nowhere"),
         (["--batchsize=4"], "did you mean batch_size?"),
     ],
 )
