@@ -31,6 +31,16 @@ def explain(scores: Sequence[Score], trials: Sequence[Trial], variant: Variant, 
     return _sentence([_small(below, curve, best, kind), flatness, _large(above, best), _limit(failures)])
 
 
+def chunk_note(scores: Sequence[Score], variant: Variant) -> str | None:
+    """`chunked_loss='auto'` may answer differently from one size to the next; then two things changed, not one."""
+    own = [score for score in scores if score.candidate.variant == variant]
+    whole = [score.candidate.micro_batch for score in own if not score.timing.chunked_loss]
+    chunked = [score.candidate.micro_batch for score in own if score.timing.chunked_loss]
+    if not whole or not chunked:
+        return None
+    return f"chunked_loss = 'auto' took whole logits up to micro-batch {max(whole)} and chunks from {min(chunked)}"
+
+
 def fixed_ms(curve: Sequence[Score]) -> float:
     """Milliseconds of a micro-step that do not grow with its rows: the intercept of a least-squares line, not
     below zero. Each point counts relative to its own size, so that the largest does not decide alone.

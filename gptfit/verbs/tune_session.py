@@ -17,7 +17,7 @@ from gptfit.run.tune import Session, find_machine, make_measure, tune
 from gptfit.run.tunecache import measured_speed
 from gptfit.run.tunerank import Score, machine_notes
 from gptfit.run.tunespace import make_space
-from gptfit.run.tunewords import explain
+from gptfit.run.tunewords import chunk_note, explain
 from gptfit.shape import ModelShape
 from gptfit.trials import Candidate, Machine, Trial
 from gptfit.units import duration
@@ -107,6 +107,8 @@ def run_session(config: TrainConfig, wish: Wish) -> TuneResult:
     notes = [*machine.notes, *space.notes, *machine_notes(session.trials), *keeper.problems]
     if machine.compile_problem:
         notes.insert(0, f"not compiled: {machine.compile_problem}")
+    if remark := chunk_note(session.scores(), space.base):
+        notes.append(remark)
     if session.reason == "time":
         notes.append(
             f"the {duration(60 * wish.minutes)} were used up before the ranking was stable; --minutes gives more"

@@ -19,7 +19,7 @@ from gptfit.run.tune import Session, tune
 from gptfit.run.tunerank import find_drift, machine_notes, noise, score_all, winner
 from gptfit.run.tunesearch import contenders, is_stable, next_candidate
 from gptfit.run.tunespace import Axis, Space, divisors, ladder, make_axes, make_space, nearest_divisors
-from gptfit.run.tunewords import explain, fixed_ms
+from gptfit.run.tunewords import chunk_note, explain, fixed_ms
 from gptfit.trials import Candidate, Machine, Outcome, Timing, Trial, Variant, Workload
 
 BASE = Variant(threads=0, dtype="bfloat16", compile=True, chunked_loss=False, checkpoint_activations=False)
@@ -346,3 +346,13 @@ def test_a_curve_that_falls_says_from_where() -> None:
 def test_fixed_milliseconds_are_the_part_that_does_not_shrink() -> None:
     scores = score_all([trial(size, 12 + 3 * size) for size in (1, 2, 4, 8)], Workload(64, 1024))
     assert fixed_ms(scores) == pytest.approx(12, rel=1e-6)
+
+
+def test_a_change_of_chunking_between_sizes_is_said() -> None:
+    whole = [trial(2, 2.0), trial(4, 4.0)]
+    chunked = [replace(t, timing=replace(t.timing, chunked_loss=True)) for t in [trial(8, 8.0)] if t.timing]
+    workload = Workload(64, 1024)
+    assert chunk_note(score_all(whole, workload), BASE) is None
+    assert chunk_note(score_all(whole + chunked, workload), BASE) == (
+        "chunked_loss = 'auto' took whole logits up to micro-batch 4 and chunks from 8"
+    )
