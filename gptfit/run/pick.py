@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gptfit.errors import UsageError
+from gptfit.errors import RunError, UsageError
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Picking:
             raise UsageError(f"--top-k {self.top_k} must be 1 or more; leave it out to allow every token")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p {self.top_p:g} must be above 0 and at most 1")
+        if not 0 <= self.seed < 2**62:
+            raise UsageError(f"--seed {self.seed} must be 0 or more and below 2^62")
 
 
 class Picker:
@@ -38,22 +40,26 @@ class Picker:
     def pick(self, logits: Tensor) -> Tensor:
         """(B, V) logits -> (B,) token ids, on the CPU."""
         how = self._picking
+        if not bool(logits.sum().isfinite()):
+            raise RunError("the model's logits are not finite: its weights are damaged; use an earlier checkpoint")
         if how.temperature == 0:
             return logits.argmax(dim=1).cpu()
         draws = torch.stack([torch.rand(1, generator=stream, dtype=torch.float64) for stream in self._streams])
-        p, ids = _candidates(logits.float() / how.temperature, how.top_k, how.top_p)
+        p, ids = _candidates(logits.float(), how)
         # Where the draw falls among the summed probabilities; in double, as a row may have 50,000 of them.
         sums = p.cpu().double().cumsum(dim=1)
         place = torch.searchsorted(sums, draws * sums[:, -1:], right=True)
         return ids.cpu().gather(1, place.clamp_(max=ids.shape[1] - 1))[:, 0]
 
 
-def _candidates(logits: Tensor, top_k: int | None, top_p: float | None) -> tuple[Tensor, Tensor]:
+def _candidates(logits: Tensor, how: Picking) -> tuple[Tensor, Tensor]:
     """Probabilities, the likeliest first, and their token ids; top-p counts within what top-k left."""
-    k = logits.shape[1] if top_k is None else min(top_k, logits.shape[1])
-    values, ids = logits.topk(k, dim=1) if k < logits.shape[1] else logits.sort(dim=1, descending=True)
-    p = values.softmax(dim=1)
-    if top_p is not None:
+    n = logits.shape[1]
+    few = how.top_k is not None and how.top_k < n
+    values, ids = logits.topk(how.top_k or n, dim=1) if few else logits.sort(dim=1, descending=True)
+    # Differences first: a value divided by a tiny temperature may leave float32, zero stays zero.
+    p = ((values - values[:, :1]) / how.temperature).softmax(dim=1)
+    if how.top_p is not None:
         # The smallest set that reaches top_p: a token stays if those before it have not reached it yet.
-        p = p.masked_fill(p.cumsum(dim=1) - p >= top_p, 0.0)
+        p = p.masked_fill(p.cumsum(dim=1) - p >= how.top_p, 0.0)
     return p, ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gptfit.errors import UsageError
+from gptfit.errors import RunError, UsageError
 from gptfit.model.base import LanguageModel
 from gptfit.run.generate import generate, window_start
 from gptfit.run.pick import Picker, Picking
@@ -91,8 +91,27 @@ def test_top_k_and_top_p_leave_the_likeliest_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("values", "name"),
-    [((-0.1,), "temperature"), ((float("nan"),), "temperature"), ((1.0, 0), "top-k"), ((1.0, None, 1.5), "top-p")],
+    [
+        ((1.0, None, None, -1), "seed"),
+        ((-0.1,), "temperature"),
+        ((float("nan"),), "temperature"),
+        ((1.0, 0), "top-k"),
+        ((1.0, None, 1.5), "top-p"),
+    ],
 )
 def test_impossible_settings_are_named(values: tuple[float, ...], name: str) -> None:
     with pytest.raises(UsageError, match=name):
         Picking(*values)  # type: ignore[arg-type]
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert Picker(Picking(1e-45, None), 1).pick(logits).tolist() == [1]
+
+
+def test_damaged_weights_are_said_instead_of_drawn_from() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight[3, 3] = float("nan")
+    with pytest.raises(RunError, match="not finite"):
+        generated(model, [9], 1, 1, Picking(0.0))
