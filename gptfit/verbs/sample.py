@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gptfit.errors import UsageError
+from gptfit.errors import DataError, UsageError
 from gptfit.verbs.model_view import describe, note
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN|ckpt.pt", help="run folder, checkpoint, GPT-2 folder, or gpt2")
     parser.add_argument("--prompt", help="what to continue; - reads it from stdin, FILE:name from a file")
     parser.add_argument("--interactive", action="store_true", help="ask for prompts until end of input")
-    parser.add_argument("--n", type=int, default=1, help="samples, made together (default 1)")
+    parser.add_argument("--n", type=int, default=3, help="samples, made together (default 3)")
     parser.add_argument("--tokens", type=int, default=200, help="tokens per sample at most (default 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
     parser.add_argument("--top-k", type=int, default=200, help="draw from the k likeliest; 0 for all (default 200)")
@@ -79,6 +79,8 @@ def _loop(opened: Opened, picking: Picking, args: argparse.Namespace) -> int:
             continue
         try:
             _show(opened, prompt, picking, args)
+        except DataError as error:
+            note(f"gptfit: {error}")
         except KeyboardInterrupt:
             print()
 

@@ -71,7 +71,7 @@ def test_samples_of_either_architecture_start_with_the_prompt(
 
 def test_one_sample_is_the_first_of_three(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, three, _ = said(capsys, "sample", run, "--n", 3, "--tokens", 20)
-    _, one, _ = said(capsys, "sample", run, "--tokens", 20)
+    _, one, _ = said(capsys, "sample", run, "--n", 1, "--tokens", 20)
     assert three.startswith(one)
 
 
@@ -124,10 +124,11 @@ def test_a_prompt_comes_from_stdin_or_a_file(
 
 
 def test_interactive_answers_each_line_until_end_of_input(run: Path, repo: Path) -> None:
-    words = [sys.executable, "-m", "gptfit", "sample", str(run), "--interactive", "--tokens", "5"]
-    done = subprocess.run(words, input="abc\n\nxyz\n", capture_output=True, text=True, cwd=repo, check=True)
+    words = [sys.executable, "-m", "gptfit", "sample", str(run), "--interactive", "--n", "1", "--tokens", "5"]
+    done = subprocess.run(words, input="abc\n\né\nxyz\n", capture_output=True, text=True, cwd=repo, check=True)
     first, second, rest = done.stdout.split("\n---------------\n")
     assert (first[:3], second[:3], len(first), len(second), rest) == ("abc", "xyz", 8, 8, "")
+    assert "not in this data set's alphabet" in done.stderr
 
 
 def test_a_nanogpt_checkpoint_without_manifest_is_gpt2s_and_says_so(
