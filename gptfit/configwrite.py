@@ -107,7 +107,7 @@ def _remark(config: TrainConfig, key: str) -> str:
     if key == "max_hours" and config.max_hours:
         return f"  # stop after {duration(3600 * config.max_hours)}"
     if key in GPTFIT_KEYS:
-        return "  # gptfit only; stock nanoGPT refuses it" if key not in ("vocab_size",) else ""
+        return "  # gptfit only; stock nanoGPT ignores it" if key not in ("vocab_size",) else ""
     return ""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gptfit.config import TrainConfig
 from gptfit.configwrite import render
 from gptfit.errors import RunError, UsageError
+from gptfit.recipe import training_keys
 from gptfit.verbs.common import console
 
 HELP = "The whole journey on this machine, with no download and no GPU: about three minutes on two cores."
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     _gptfit("plan", str(folder / "config.py"), f"--gpu={EXAMPLE_GPU}", "--data", str(folder / "data"))
     _say("4. What an untrained model writes: one step, then a sample.")
     before = folder / "run-before"
-    short = ("--max_iters=1", "--warmup_iters=0", "--eval_iters=1", f"--out_dir={before}")
+    short = ("--max_iters=1", "--lr_decay_iters=1", "--eval_iters=1", f"--out_dir={before}")
     _gptfit("train", str(folder / "config.py"), *short)
     _sample(before)
     _say("5. Train.")
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def quickstart_config(folder: Path, steps: int) -> TrainConfig:
-    """Small enough for two CPU cores, good enough to write words: chosen by trying on such a machine."""
+    """The modern recipe, small enough for two CPU cores, good enough to write words there in two minutes."""
     return TrainConfig(
         dataset=str(folder / "data"),
         out_dir=str(folder / "run"),
@@ -61,12 +62,8 @@ def quickstart_config(folder: Path, steps: int) -> TrainConfig:
         vocab_size=257,  # the bytes and end-of-text
         batch_size=16,
         gradient_accumulation_steps=1,
-        learning_rate=3e-3,
-        min_lr=3e-4,
         max_iters=steps,
-        lr_decay_iters=steps,
-        warmup_iters=steps // 20,
-        beta2=0.99,
+        **training_keys(steps),
         eval_interval=max(1, steps // 4),
         eval_iters=8,
         log_interval=max(1, steps // 30),
