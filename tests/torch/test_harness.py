@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.torch.test_evaluate import make_byte_run
 
-pytestmark = pytest.mark.slow
+HAS_HARNESS = all(find_spec(name) for name in ("lm_eval", "accelerate", "transformers"))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_HARNESS, reason="needs pip install 'gptfit[eval,hf]'")]
 
 QUESTIONS = [
     {"question": "The cat sat on the", "choices": ["mat", "stone", "kernel"], "answer": 0},
