@@ -32,7 +32,9 @@ _DULL_NAMES = frozenset(
 
 def build_header(path: Path, heard: Heard, config_path: Path | None) -> Event:
     """What is known about the run; None where the log does not say and nothing else was given."""
-    header: Event = {"event": "header", "name": _name(path), "kind": heard.kind, "processes": 1}
+    # gptfit prints nanoGPT's lines and, unlike it, what its MFU is against.
+    kind = "gptfit" if heard.kind == "nanogpt" and "peak_tflops" in heard.facts else heard.kind
+    header: Event = {"event": "header", "name": _name(path), "kind": kind, "processes": 1}
     config = _config(path, heard, config_path)
     header["config"] = config
     header["config_file"] = str(config_path) if config_path else None
@@ -71,7 +73,8 @@ def _config(path: Path, heard: Heard, config_path: Path | None) -> dict[str, Any
         heard.notes.append(f"config taken from {config_path}, nanoGPT's defaults for the rest")
         return _with_defaults({**file.values, **_vocab(heard)})
     if heard.config or heard.facts.get("saw_header"):
-        return _with_defaults({**heard.config, **_vocab(heard)})
+        ours = DEFAULTS if "peak_tflops" in heard.facts else {}
+        return {**ours, **_with_defaults({**heard.config, **_vocab(heard)})}
     return _config_from_name(path, heard)
 
 
@@ -88,7 +91,7 @@ def _vocab(heard: Heard) -> dict[str, int]:
 def _config_from_name(path: Path, heard: Heard) -> dict[str, Any]:
     """Layers, width and batch from a name like `12x768_b8x64`, believed only if they explain the log's MFU."""
     shape, batch = _NAME_SHAPE.search(path.stem), _NAME_BATCH.search(path.stem)
-    work = flops_per_step_from_mfu(heard.steps)
+    work = _logged_flops(heard)
     if not shape or not batch or work is None or batch.start() == shape.start():
         return {}
     config = {
@@ -145,7 +148,8 @@ def _device(path: Path, heard: Heard) -> dict[str, Any]:
         if card is not None:
             device = {"name": card.name, "gpu": card.name, "gpu_basis": "file name"}
     if "peak_tflops" in heard.facts:
-        device |= {"peak_tflops": heard.facts["peak_tflops"], "peak_basis": "printed in the log"}
+        basis = heard.facts.get("peak_basis", "printed in the log")
+        device |= {"peak_tflops": heard.facts["peak_tflops"], "peak_basis": basis}
     return device
 
 
@@ -169,7 +173,7 @@ def _shape(config: dict[str, Any], heard: Heard) -> ModelShape | None:
 
 def _check_against_mfu(header: Event, heard: Heard) -> None:
     """The printed MFU and time say how many FLOPs one card did per step: this tells the cards apart from the config."""
-    work = flops_per_step_from_mfu(heard.steps)
+    work = _logged_flops(heard)
     header["flops_per_step"] = work
     per_token, per_step = header.get("flops_per_token"), header.get("tokens_per_step")
     if work is None or per_token is None or per_step is None:
@@ -187,6 +191,12 @@ def _check_against_mfu(header: Event, heard: Heard) -> None:
             f"the config implies {per_token * per_step:.3g} FLOPs per step, the log's own MFU and time imply {work:.3g}: "
             "is it the config of this log?"
         )
+
+
+def _logged_flops(heard: Heard) -> float | None:
+    """Per step and card, by the MFU's own denominator: nanoGPT's constant, or the card's where gptfit printed it."""
+    peak = heard.facts.get("peak_tflops")
+    return flops_per_step_from_mfu(heard.steps, peak * 1e12) if peak else flops_per_step_from_mfu(heard.steps)
 
 
 def _check_parameters(header: Event, heard: Heard) -> None:

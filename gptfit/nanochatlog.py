@@ -11,7 +11,7 @@ from gptfit.heard import Heard, HeardEval, HeardStep
 from gptfit.logtext import MOST_PIECES
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|-?nan|-?inf)"
-_STEP_HEAD = re.compile(r"step:? +(\d+)(?:/(\d+))?(?: *\(\d+(?:\.\d+)?%\))? *\| *loss: *", re.I)
+_STEP_HEAD = re.compile(r"step:? +(\d{1,15})(?:/(\d{1,15}))?(?: *\(\d+(?:\.\d+)?%\))? *\| *loss: *", re.I)
 _LOSS = re.compile(rf"loss: *{_NUMBER} *(?:\||$)", re.I)
 _DT = re.compile(r"\bdt: *(\d+(?:\.\d+)?) *(ms|s)\b")
 _SPEED = re.compile(r"tok/s(?:ec)?: *([\d,]+(?:\.\d+)?)")
@@ -21,10 +21,10 @@ _NORM = re.compile(r"\bnorm: *(\d+(?:\.\d+)?)")
 # How a whole line ends; `total time` may have lost its space where a terminal wrapped and trimmed it.
 _WHOLE = re.compile(r"(?:total ?time: *\d+\.\d+m(?: *\| *eta: *\d+\.\d+m)?|remaining: *\d+s)\s*$")
 _TAIL = re.compile(r" *\|? *eta: *\d+\.\d+m *$")
-_BPB = re.compile(rf"step:? +(\d+) *\| *validation bpb: *{_NUMBER}", re.I)
-_VAL_LOSS = re.compile(rf"step:? +(\d+) *\| *val(?:idation)? loss: *{_NUMBER}", re.I)
+_BPB = re.compile(rf"step:? +(\d{{1,15}}) *\| *validation bpb: *{_NUMBER}", re.I)
+_VAL_LOSS = re.compile(rf"step:? +(\d{{1,15}}) *\| *val(?:idation)? loss: *{_NUMBER}", re.I)
 _VAL_AFTER = re.compile(rf"^(?:val_bpb|validation loss): *{_NUMBER}")
-_CORE = re.compile(rf"step:? +(\d+) *\| *CORE metric: *{_NUMBER}", re.I)
+_CORE = re.compile(rf"step:? +(\d{{1,15}}) *\| *CORE metric: *{_NUMBER}", re.I)
 _COUNT = r": *([\d,]+) *$"
 _FACTS = (
     (re.compile(r"Vocab size" + _COUNT), "vocab_size"),

@@ -19,12 +19,12 @@ from gptfit.logtext import unwrapped
 A100_FLOPS = 312e12
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|-?nan|-?inf)"
 # Not anchored: dates, `[rank0]:`, pod names, quote marks and echoed keys all come before the words in real logs.
-_ITER_HEAD = re.compile(r"iter (\d+): loss ")
-_ITER_WHOLE = re.compile(rf"iter (\d+): loss {_NUMBER}, time {_NUMBER}ms, mfu {_NUMBER}%(.*)")
-_ITER_SHORT = re.compile(rf"iter (\d+): loss {_NUMBER}(?:, time {_NUMBER}ms)?()()")
-_EVAL_HEAD = re.compile(r"step (\d+): train loss ")
-_EVAL_WHOLE = re.compile(r"step (\d+): train loss (\d+\.\d{4}|nan|inf), val loss (\d+\.\d{4}|nan|inf)", re.I)
-_EVAL_SHORT = re.compile(rf"step (\d+): train loss {_NUMBER}, val loss {_NUMBER}", re.I)
+_ITER_HEAD = re.compile(r"iter (\d{1,15}): loss ")
+_ITER_WHOLE = re.compile(rf"iter (\d{{1,15}}): loss {_NUMBER}, time {_NUMBER}ms, mfu {_NUMBER}%(.*)")
+_ITER_SHORT = re.compile(rf"iter (\d{{1,15}}): loss {_NUMBER}(?:, time {_NUMBER}ms)?()()")
+_EVAL_HEAD = re.compile(r"step (\d{1,15}): train loss ")
+_EVAL_WHOLE = re.compile(r"step (\d{1,15}): train loss (\d+\.\d{4}|nan|inf), val loss (\d+\.\d{4}|nan|inf)", re.I)
+_EVAL_SHORT = re.compile(rf"step (\d{{1,15}}): train loss {_NUMBER}, val loss {_NUMBER}", re.I)
 _EXTRA = re.compile(rf"(lr|cuda memory|grad[_ ]norm|norm)[ :=]+{_NUMBER}", re.I)
 _OVERRIDE = re.compile(r"Overriding: (\w+) = (.*)")
 _FILE = re.compile(r"Overriding config with (.+):\s*$")
@@ -32,9 +32,13 @@ _FACTS = (
     (re.compile(r"tokens per iteration will be: ([\d,]+)"), "tokens_per_step"),
     (re.compile(r"found vocab_size = ([\d,]+)"), "vocab_size"),
     (re.compile(r"defaulting to vocab_size of GPT-2 to ([\d,]+)"), "vocab_size"),
+    (re.compile(r"^data: .*, vocabulary ([\d,]+)$"), "vocab_size"),  # gptfit's own stdout
     (re.compile(r"num decayed parameter tensors: \d+, with ([\d,]+)"), "decayed"),
     (re.compile(r"num non-decayed parameter tensors: \d+, with ([\d,]+)"), "not_decayed"),
 )
+# What gptfit's own stdout says besides: its MFU is of the card it runs on.
+_OWN_PEAK = re.compile(r"mfu is against (\d+(?:\.\d+)?(?:e[-+]?\d+)?) TFLOPS, the (.+)")
+_OWN_DEVICE = re.compile(r"^device: (.+), (?:float32|bfloat16|float16)$")
 _PARAMETERS = re.compile(r"number of parameters: (\d+(?:\.\d+)?)M")
 # What train.py prints next, so where an echoed config file ends.
 _AFTER_ECHO = re.compile(
@@ -115,9 +119,13 @@ def _hear_other(heard: Heard, lines: list[str], i: int) -> int:
         if match:
             heard.learn(**{name: int(match[1].replace(",", ""))})
             heard.learn(saw_header=True)
-    match = _PARAMETERS.search(line)
-    if match:
-        heard.learn(parameters_text=match[1], saw_header=True)
+    parameters, peak, device = (pattern.search(line) for pattern in (_PARAMETERS, _OWN_PEAK, _OWN_DEVICE))
+    if parameters:
+        heard.learn(parameters_text=parameters[1], saw_header=True)
+    if peak:
+        heard.learn(peak_tflops=float(peak[1]), peak_basis=peak[2].strip(), saw_header=True)
+    if device:
+        heard.learn(device_name=device[1])
     for words, kind in _EVENTS:
         if words in line:
             heard.add_event(kind, line.strip())
@@ -190,7 +198,7 @@ def _printed_dict(line: str) -> dict[str, Any]:
     return kept
 
 
-def flops_per_step_from_mfu(steps: list[HeardStep]) -> float | None:
+def flops_per_step_from_mfu(steps: list[HeardStep], peak_flops: float = A100_FLOPS) -> float | None:
     """FLOPs of one step on one card, from the printed MFU and time: nanoGPT divides by an A100's 312 TFLOPS.
 
     The first MFU of a process is that step's own; later ones are 0.9 of the last plus 0.1 of the step's, so the step's
@@ -198,9 +206,9 @@ def flops_per_step_from_mfu(steps: list[HeardStep]) -> float | None:
     """
     for before, line in itertools.pairwise(steps):
         if before.mfu is None and line.mfu is not None and line.clean and line.ms is not None:
-            return line.mfu * A100_FLOPS * line.ms / 1000
+            return line.mfu * peak_flops * line.ms / 1000
     work = [
-        (line.mfu - 0.9 * before.mfu) / 0.1 * A100_FLOPS * line.ms / 1000
+        (line.mfu - 0.9 * before.mfu) / 0.1 * peak_flops * line.ms / 1000
         for before, line in itertools.pairwise(steps)
         if before.mfu is not None and line.mfu is not None and line.clean and line.ms is not None
     ]

@@ -143,8 +143,10 @@ def parse_event(line: bytes | str) -> Event | None:
 def _checked(event: Any) -> Event | None:
     if not isinstance(event, dict) or event.get("event") not in EVENTS:
         return None
-    needs_step = event["event"] in ("step", "eval")
-    return event if not needs_step or isinstance(event.get("step"), int) else None
+    if event["event"] not in ("step", "eval"):
+        return event
+    step = event.get("step")
+    return event if type(step) is int and 0 <= step < 2**53 else None
 
 
 def _rewind(by_kind: dict[str, list[Event]], event: Event) -> None:

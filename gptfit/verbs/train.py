@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from gptfit.errors import GptfitError
 from gptfit.verbs.autobatch import resolve_auto
 from gptfit.verbs.common import config_arguments, config_lines, load, recipe_argument
 
@@ -34,5 +36,29 @@ def run(args: argparse.Namespace) -> int:
             view.say(line)
         result = train(config, view.report)
     if is_master:
-        print("\n".join(summary_lines(config, result)))
+        print("\n".join([_write_page(Path(result.out_dir)), *summary_lines(config, result)]))
+        _remember(Path(result.out_dir))
     return 0
+
+
+def _write_page(out_dir: Path) -> str:
+    """The report beside the checkpoints. A page that cannot be written is a remark: the training is done."""
+    from gptfit.view.report import write_report
+
+    page = out_dir / "report.html"
+    try:
+        write_report([out_dir], page)
+    except GptfitError as error:
+        return f"no report page: {error}"
+    return f"report: {page}"
+
+
+def _remember(out_dir: Path) -> None:
+    """Keep speed and loss for later plans. A cache that cannot be written is a remark: the training is done."""
+    from gptfit import measured, remember
+    from gptfit.runlog import read_run
+
+    try:
+        measured.append(remember.of_run(read_run(out_dir)))
+    except GptfitError as error:
+        print(f"not remembered for `gptfit plan`: {error}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from gptfit.view.axes import AXES, Axis, Duel
 from gptfit.view.compare import Comparison
 from gptfit.view.explain import Explanation
-from gptfit.view.facts import RunFacts
+from gptfit.view.facts import RunFacts, perplexity
 from gptfit.view.noise import eval_error
 
 
@@ -90,10 +89,6 @@ def run_json(run: RunFacts) -> dict[str, Any]:
         ],
         "notes": list(run.notes),
     }
-
-
-def perplexity(loss: float | None) -> float | None:
-    return math.exp(loss) if loss is not None and loss < 700 else None
 
 
 def _axis_json(comparison: Comparison, axis: Axis) -> dict[str, Any] | None:

@@ -10,13 +10,14 @@ from gptfit.units import count, duration, percent, si
 from gptfit.view.axes import Duel
 from gptfit.view.changes import MICRO_BATCH, Change, affects
 from gptfit.view.compare import Comparison
-from gptfit.view.facts import RunFacts
+from gptfit.view.facts import RunFacts, perplexity
 from gptfit.view.rows import value_words
 from gptfit.view.verdict import AXIS_WORDS, place, verdict
 from gptfit.view.whatif import WhatIf, tune_command, what_if
 
 # Two medians closer than this are the same speed: one card's day-to-day spread is 0.1 to 0.5 %.
 EQUALLY_FAST = 1.01
+MOST_NAMED = 8  # keys in one sentence
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _about(comparison: Comparison, i: int, run: RunFacts) -> list[str]:
     if run.mfu is not None and run.gpu is not None:
         parts.append(f"{percent(run.mfu)} of the {run.gpu.name}'s own {run.peak_tflops:g} TFLOPS")
     elif run.mfu is not None:
-        parts.append(f"{percent(run.mfu)} of its peak of {run.peak_tflops:g} TFLOPS")
+        parts.append(f"{percent(run.mfu)} of its peak of {run.peak_tflops:.3g} TFLOPS")
     subject = f"{comparison.letter(i)} is {run.name}" if len(comparison.runs) > 1 else run.name
     return [f"{subject}: {', '.join(parts) or 'nothing but its losses is known'}."]
 
@@ -82,7 +83,9 @@ def _changed(comparison: Comparison) -> list[str]:
     if kept:
         lines.append("The same: " + ", ".join(kept) + ".")
     if found.unknown:
-        lines.append(f"Not known for every run, so not compared: {', '.join(found.unknown)}.")
+        shown, more = found.unknown[:MOST_NAMED], len(found.unknown) - MOST_NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        lines.append(f"Not known for every run, so not compared: {', '.join(shown)}{rest}.")
     return lines
 
 
@@ -112,7 +115,7 @@ def _speed(comparison: Comparison, other: int) -> list[str]:
         work, time, rate = b.flops_per_token / a.flops_per_token, a.tokens_per_s / b.tokens_per_s, b.tflops / a.tflops
         lines.append(
             f"Exactly: {second} does {work:.2f}x the work per token in {time:.2f}x the time, so its card achieves "
-            f"{rate:.2f}x the FLOP/s: {a.tflops:.1f} against {b.tflops:.1f} TFLOPS{_of_peak(a, b)}."
+            f"{rate:.2f}x the FLOP/s: {a.tflops:.3g} against {b.tflops:.3g} TFLOPS{_of_peak(a, b)}."
         )
     return lines
 
@@ -121,10 +124,10 @@ def _of_peak(a: RunFacts, b: RunFacts) -> str:
     """Against the card's own peak, and against nanoGPT's constant, the number people know."""
     if a.mfu is None or b.mfu is None or a.mfu_a100 is None or b.mfu_a100 is None:
         return "; name the card with --gpu for its own MFU"
-    card = a.gpu.name if a.gpu and a.gpu == b.gpu else "own card"
-    peak = f"{a.peak_tflops:g}" if a.peak_tflops == b.peak_tflops else f"{a.peak_tflops:g} and {b.peak_tflops:g}"
+    card = f"the {a.gpu.name}'s" if a.gpu and a.gpu == b.gpu else "their devices'"
+    peaks = list(dict.fromkeys(f"{run.peak_tflops:.3g}" for run in (a, b)))
     return (
-        f", {percent(a.mfu)} against {percent(b.mfu)} of the {card}'s {peak} ({a.peak_basis}); nanoGPT, dividing by an "
+        f", {percent(a.mfu)} against {percent(b.mfu)} of {card} {' and '.join(peaks)} ({a.peak_basis}); nanoGPT, dividing by an "
         f"A100's {A100_TFLOPS:g}, prints {percent(a.mfu_a100, 1)} and {percent(b.mfu_a100, 1)}"
     )
 
@@ -146,6 +149,8 @@ def _losses(comparison: Comparison, other: int) -> list[str]:
 
 def _first_point(duel: Duel, second: str, a: RunFacts, b: RunFacts) -> str:
     point = duel.points[0]
+    if abs(point.difference) < 5e-5:
+        return f"At step {count(round(point.at))} the validation losses are equal, {point.losses[0]:.4f}."
     lower = "lower" if point.difference < 0 else "higher"
     inside = ", inside the noise" if abs(point.difference) <= duel.noise else ""
     cost = f", at {b.ms_per_step / a.ms_per_step:.1f}x the time" if a.ms_per_step and b.ms_per_step else ""
@@ -159,9 +164,9 @@ def _course(comparison: Comparison, duel: Duel, other: int) -> str:
     """`At equal training time B is ahead beyond the noise from 10 h 19 min; the curves meet at 9 h 16 min.`"""
     where, last = f"At {AXIS_WORDS[duel.axis]}", place(duel.axis, duel.last.at)
     end = _both(comparison, duel, other)
-    meet = f"; the curves last meet at {place(duel.axis, duel.crossings[-1])}" if duel.crossings else ""
     if duel.ahead is None or duel.ahead_from is None:
-        return f"{where}, {last}, the runs are level within the noise of {duel.noise:.3f}: {end}{meet}."
+        return f"{where}, {last}, the runs are level within the noise of {duel.noise:.3f}: {end}."
+    meet = f"; the curves last meet at {place(duel.axis, duel.crossings[-1])}" if duel.crossings else ""
     leader = comparison.letter(0 if duel.ahead == 0 else other)
     since = place(duel.axis, duel.ahead_from)
     span = f"from {since} to {last}" if since != last else f"only at the last common point, {last}"
@@ -173,7 +178,8 @@ def _both(comparison: Comparison, duel: Duel, other: int) -> str:
     second = comparison.letter(other)
     if comparison.unit != "nats per token":
         return f"A {a:.4f}, {second} {b:.4f} {comparison.unit}"
-    return f"A {a:.3f} (perplexity {math.exp(min(a, 700)):.1f}), {second} {b:.3f} ({math.exp(min(b, 700)):.1f})"
+    first, other_one = perplexity(a) or math.inf, perplexity(b) or math.inf
+    return f"A {a:.3f} (perplexity {first:.1f}), {second} {b:.3f} ({other_one:.1f})"
 
 
 def _cause(comparison: Comparison, settle: str | None) -> list[str]:
@@ -183,7 +189,11 @@ def _cause(comparison: Comparison, settle: str | None) -> list[str]:
     changed = comparison.differences.changed
     on_speed = [change.key for change in changed if change.on_speed]
     on_loss = [change.key for change in changed if change.on_loss]
-    hidden = [key for key in comparison.differences.unknown if affects(key) in ("speed", "both")]
+    hidden = (
+        []
+        if _equally_fast(comparison)
+        else [key for key in comparison.differences.unknown if affects(key) in ("speed", "both")]
+    )
     lines = []
     if comparison.confounded:
         subject = MICRO_BATCH if MICRO_BATCH in on_speed else on_speed[0]
@@ -192,7 +202,7 @@ def _cause(comparison: Comparison, settle: str | None) -> list[str]:
             "these runs." + (f" To settle it, run `{settle}`." if settle else "")
         )
     elif hidden:
-        lines.append(f"Why the speeds differ is not said: {_and(hidden)} are not known for every run.")
+        lines.append(f"Why the speeds differ cannot be said; not known for every run: {_and(hidden[:MOST_NAMED])}.")
     elif len(on_speed) == 1:
         lines.append(
             f"Only {on_speed[0]} changed among what can affect speed, so the difference in speed is its doing."
@@ -200,6 +210,11 @@ def _cause(comparison: Comparison, settle: str | None) -> list[str]:
     if len(on_loss) > 1:
         lines.append(f"Nor can the difference in loss be credited to one thing: {_and(on_loss)} changed.")
     return lines
+
+
+def _equally_fast(comparison: Comparison) -> bool:
+    speeds = [run.tokens_per_s for run in comparison.runs if run.tokens_per_s]
+    return bool(speeds) and max(speeds) / min(speeds) < EQUALLY_FAST
 
 
 def _predicted(rows: tuple[WhatIf, ...]) -> list[str]:

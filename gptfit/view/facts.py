@@ -15,6 +15,7 @@ from gptfit.plan.rates import peak_tflops
 from gptfit.plan.speed import A100_TFLOPS
 from gptfit.runlog import Event, RunLog
 from gptfit.shape import ModelShape
+from gptfit.view.door import finite, positive, text, trusted_header, whole
 
 # GeForce cards boost above their data sheet, so a little over 100 % is real; much more is a wrong card or several.
 BELIEVABLE_MFU = 1.15
@@ -34,6 +35,7 @@ class EvalPoint:
     tokens: float | None = None
     seconds: float | None = None  # of training; evals and compiling left out
     flops: float | None = None
+    eval_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,28 +107,34 @@ class RunFacts:
     def as_config(self) -> TrainConfig | None:
         """The keys as a config for `plan`, or None when the model or the batch is not known."""
         known = all(key in self.config for key in ("n_layer", "n_embd", "block_size", "batch_size"))
-        return TrainConfig.unchecked(**self.config) if known and self.kind != "nanochat" else None
+        if not known or self.kind == "nanochat":
+            return None
+        config = TrainConfig.unchecked(**self.config)
+        return None if config.problems() else config
 
 
 def run_facts(run: RunLog, gpu_name: str | None = None) -> RunFacts:
     """`gpu_name` overrides the card the log names; an unknown name is an error, an unnamed card is None."""
-    header, config = run.header, run.config
-    shape = _shape(header)
+    header = trusted_header(run.header)
+    config: dict[str, Any] = header["config"]
+    shape: ModelShape | None = header["shape"]
+    if shape is not None and not config.get("vocab_size") and config:
+        config["vocab_size"] = shape.vocab_size  # 0 means "from the data"
     per_token = header.get("flops_per_token") or (shape.flops_per_token if shape else None)
     per_step = _tokens_per_step(header, config)
-    processes = int(header.get("processes") or 1)
+    processes: int = header["processes"]
     gpu, peak, basis = _peak(header, config, gpu_name)
-    dataset = header.get("dataset") or {}
+    dataset = header["dataset"]
     facts = RunFacts(
-        name=run.name,
+        name=header["name"] or run.path.stem,
         path=run.path,
-        kind=str(header.get("kind", "gptfit")),
+        kind=header["kind"],
         config=config,
         shape=shape,
         parameters=header.get("parameters") or (shape.parameters if shape else None),
         flops_per_token=per_token,
         tokens_per_step=per_step,
-        flops_per_step=per_token * per_step if per_token and per_step else finite(header.get("flops_per_step")),
+        flops_per_step=per_token * per_step if per_token and per_step else header["flops_per_step"],
         processes=processes,
         micro_steps=_micro_steps(config, per_step, processes),
         ms_per_step=usual_step_ms(run.steps),
@@ -139,41 +147,34 @@ def run_facts(run: RunLog, gpu_name: str | None = None) -> RunFacts:
         seconds=_last_seconds(run),
         evals=tuple(_eval_point(event, per_step, per_token) for event in run.evals),
         tokenizer=_tokenizer(dataset, config, header),
-        bytes_per_token=finite(dataset.get("bytes_per_token")),
-        train_tokens=dataset.get("train_tokens"),
-        versions=dict(header.get("versions") or {}),
-        device_name=(header.get("device") or {}).get("name"),
-        config_file=header.get("config_file"),
-        ended=(run.end or {}).get("reason"),
+        bytes_per_token=dataset["bytes_per_token"],
+        train_tokens=dataset["train_tokens"],
+        versions=header["versions"],
+        device_name=header["device"]["name"],
+        config_file=header["config_file"],
+        ended=text((run.end or {}).get("reason")),
         notes=(*run.notes, *_card_note(header, gpu, gpu_name)),
     )
     return _doubting(facts)
 
 
+def perplexity(loss: float | None) -> float | None:
+    """exp(loss), or None where that is no number a person could use."""
+    return math.exp(loss) if loss is not None and loss < 700 else None
+
+
 def usual_step_ms(steps: tuple[Event, ...]) -> float | None:
     """The median over steps that did nothing but train."""
-    timed = [step["ms"] for step in steps if isinstance(step.get("ms"), int | float) and step["ms"] > 0]
+    timed = [ms for step in steps if (ms := positive(step.get("ms"), 1e12)) is not None]
     settled = timed[WARM_UP_STEPS:] if len(timed) > 4 * WARM_UP_STEPS else timed
     return statistics.median(settled) if settled else None
 
 
-def finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _shape(header: Event) -> ModelShape | None:
-    known = header.get("shape")
-    names = ModelShape.__dataclass_fields__
-    if not isinstance(known, dict) or "n_embd" not in known:
-        return None
-    return ModelShape(**{key: value for key, value in known.items() if key in names})
-
-
 def _tokens_per_step(header: Event, config: dict[str, Any]) -> int | None:
-    if header.get("tokens_per_step"):
+    if header["tokens_per_step"]:
         return int(header["tokens_per_step"])
-    if all(key in config for key in ("batch_size", "block_size", "gradient_accumulation_steps")):
-        return TrainConfig.unchecked(**config).tokens_per_iter()
+    if all(config.get(key, 0) > 0 for key in ("batch_size", "block_size", "gradient_accumulation_steps")):
+        return whole(TrainConfig.unchecked(**config).tokens_per_iter())
     return None
 
 
@@ -184,11 +185,11 @@ def _micro_steps(config: dict[str, Any], per_step: int | None, processes: int) -
 
 def _peak(header: Event, config: dict[str, Any], gpu_name: str | None) -> tuple[GPU | None, float | None, str]:
     """The card's own dense rate for the run's dtype, and where that figure comes from."""
-    device = header.get("device") or {}
-    named = str(gpu_name or device.get("gpu") or device.get("name") or "")
+    device = header["device"]
+    named = device["gpu"] or device["name"]
     gpu = find(gpu_name) if gpu_name else (find_or_none(named) if named else None)
-    if not gpu_name and finite(device.get("peak_tflops")):
-        return gpu, float(device["peak_tflops"]), str(device.get("peak_basis") or "spec")
+    if not gpu_name and device["peak_tflops"]:
+        return gpu, device["peak_tflops"], device["peak_basis"] or "spec"
     if gpu is None:
         return None, None, ""
     if config.get("dtype") == "float32":
@@ -205,7 +206,7 @@ def _doubting(facts: RunFacts) -> RunFacts:
 
 
 def _card_note(header: Event, gpu: GPU | None, gpu_name: str | None) -> list[str]:
-    basis = (header.get("device") or {}).get("gpu_basis")
+    basis = header["device"]["gpu_basis"]
     if gpu is None or gpu_name or not basis:
         return []
     return [f"the card, {gpu.name}, is read from the {basis}; --gpu NAME says otherwise"]
@@ -237,6 +238,7 @@ def _eval_point(event: Event, per_step: int | None, per_token: float | None) -> 
         val_bpb=finite(event.get("val_bpb")),
         tokens=tokens,
         seconds=finite(event.get("seconds")),
+        eval_tokens=whole(event.get("eval_tokens")),
         flops=tokens * per_token if tokens is not None and per_token else None,
     )
 
@@ -244,11 +246,13 @@ def _eval_point(event: Event, per_step: int | None, per_token: float | None) -> 
 def _tokenizer(dataset: dict[str, Any], config: dict[str, Any], header: Event) -> str | None:
     """What text became tokens: the name and hash where known, else the vocabulary's size, which tells most apart."""
     if dataset.get("tokenizer"):
-        sha = str(dataset.get("tokenizer_sha256") or "")
+        # GPT-2's vocabulary and bytes are the same everywhere; others are told apart by their hash.
+        fixed = dataset["tokenizer"] in ("gpt2", "bytes")
+        sha = "" if fixed else str(dataset.get("tokenizer_sha256") or "")
         return f"{dataset['tokenizer']} {sha[:8]}".strip()
     if header.get("kind") == "nanochat":
         return f"nanochat's own, {config['vocab_size']:,} tokens" if config.get("vocab_size") else "nanochat's own"
-    vocab = config.get("vocab_size") or (header.get("shape") or {}).get("vocab_size")
+    vocab = config.get("vocab_size") or (header["shape"].vocab_size if header["shape"] else None)
     if not vocab:
         return None
     return "gpt2" if vocab in GPT2_VOCAB_SIZES else f"{vocab:,} tokens"

@@ -14,7 +14,8 @@ from typing import Any
 from gptfit.errors import GptfitError, RunError
 from gptfit.runlog import RUN_LOG, RunLog
 from gptfit.view.bigrun import glance, quick_run
-from gptfit.view.facts import finite, usual_step_ms
+from gptfit.view.door import finite
+from gptfit.view.facts import usual_step_ms
 
 DEEPEST = 4  # folders below the watched one
 MOST_RUNS = 2000

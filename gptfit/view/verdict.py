@@ -7,7 +7,7 @@ import math
 from gptfit.units import count, duration, si
 from gptfit.view.axes import Axis, Duel
 from gptfit.view.compare import Comparison
-from gptfit.view.facts import RunFacts
+from gptfit.view.facts import RunFacts, perplexity
 
 AXIS_WORDS: dict[Axis, str] = {
     "step": "equal steps",
@@ -59,7 +59,7 @@ def _alone(run: RunFacts) -> str:
     if not losses:
         return f"{run.name}: {count(run.last_step)} steps, no validation loss yet."
     best, step = min(losses)
-    return f"{run.name}: best validation loss {best:.4f} (perplexity {math.exp(best):.1f}) at step {count(step)}."
+    return f"{run.name}: best validation loss {best:.4f} (perplexity {perplexity(best) or math.inf:.1f}) at step {count(step)}."
 
 
 def _of_many(comparison: Comparison) -> str:

@@ -61,6 +61,13 @@ def test_more_eval_rows_mean_less_noise(make_run: MakeRun) -> None:
     assert noise_band(many, many) < noise_band(few, few)
 
 
+def test_evals_on_the_same_rows_are_less_noisy_to_compare(make_run: MakeRun) -> None:
+    fixed = {"sampling": "epoch", "dataset": "data/x"}
+    a, b = (run_facts(open_run(make_run(name, config=fixed))) for name in "ab")
+    other = run_facts(open_run(make_run("c", config={**fixed, "dataset": "data/y"})))
+    assert noise_band(a, b) < 0.5 * noise_band(a, other)
+
+
 def test_a_page_of_a_long_run_stays_small(make_run: MakeRun) -> None:
     log = open_run(make_run("long", steps=20_000, every=1000))
     series = run_series(log, run_facts(log), 2000)

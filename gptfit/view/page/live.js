@@ -5,6 +5,7 @@
   const follow = window.gptfit.page.follow;
   const run = window.gptfit.page.runs[0];
   const EVERY_MS = 800;
+  const RELOAD_MS = 4000;
   const MOST_POINTS = 20000;
   const live = document.getElementById("live");
   let offset = follow.offset;
@@ -67,7 +68,8 @@
       const answer = await fetch("/api/news?id=" + encodeURIComponent(follow.id) + "&from=" + offset);
       if (!answer.ok) throw new Error(String(answer.status));
       const found = await answer.json();
-      if (found.reset) return location.reload();
+      // The log of another program is read whole each time, so not too often.
+      if (found.reset) return setTimeout(() => location.reload(), RELOAD_MS);
       offset = found.offset;
       const grew = append(run.steps, found.steps);
       const evaluated = append(run.evals, found.evals);
