@@ -16,7 +16,8 @@ from gptfit.nanogptlog import flops_per_step_from_mfu
 from gptfit.runlog import Event
 from gptfit.shape import ModelShape
 
-SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size")
+SHAPE_KEYS = ("n_layer", "n_embd", "block_size")  # the number of heads changes no count
+SANE_SIZE, MOST_LAYERS = 10**7, 10**4
 BATCH_KEYS = ("batch_size", "gradient_accumulation_steps", "block_size")
 # The MFU is printed with two decimals and multiplied by a time: 12.87 % is known to 0.04 %. Forks count FLOPs alike.
 MFU_AGREES = 0.01
@@ -102,7 +103,7 @@ def _config_from_name(path: Path, heard: Heard) -> dict[str, Any]:
         "block_size": DEFAULTS["block_size"],
         "bias": DEFAULTS["bias"],
     }
-    guess = _shape({**config, "n_head": 1}, heard)
+    guess = _shape(config, heard)
     tokens = _tokens_per_step(heard, config)
     if guess is None or tokens is None or abs(guess.flops_per_token * tokens / work - 1) > MFU_AGREES:
         return {}
@@ -166,7 +167,9 @@ def _card_in_name(path: Path) -> GPU | None:
 
 
 def _shape(config: dict[str, Any], heard: Heard) -> ModelShape | None:
-    if not all(isinstance(config.get(key), int) for key in SHAPE_KEYS if key != "n_head"):
+    """None unless every side is known and sane: the inventory of a million layers would take all memory."""
+    sides = [config.get(key) for key in SHAPE_KEYS]
+    if not all(isinstance(side, int) and 1 <= side <= SANE_SIZE for side in sides) or config["n_layer"] > MOST_LAYERS:
         return None
     return TrainConfig.unchecked(**config).shape(heard.facts.get("vocab_size"))
 

@@ -85,6 +85,8 @@ def _as_run(path: Path, heard: Heard, config_path: Path | None) -> RunLog:
         heard.notes.append(
             f"the log starts at step {heard.steps[0].step:,}; the time before it is taken at the usual step time"
         )
+    if heard.steps and usual_ms(heard.steps) is not None and not any(line.clean for line in heard.steps):
+        heard.notes.append("every logged step holds an eval or the compile, so the times here include them")
     return RunLog(
         path=path,
         header=header,

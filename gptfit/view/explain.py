@@ -94,9 +94,9 @@ def _change_words(change: Change) -> str:
 
 
 def _kept_words(key: str, value: object) -> str:
-    return (
-        f"{count(value)} tokens per step" if key == "tokens per step" and isinstance(value, int) else f"{key} {value}"
-    )
+    if key == "tokens per step" and isinstance(value, int):
+        return f"{count(value)} tokens per step"
+    return f"{key} {value}"
 
 
 def _speed(comparison: Comparison, other: int) -> list[str]:
@@ -114,7 +114,7 @@ def _speed(comparison: Comparison, other: int) -> list[str]:
     if a.flops_per_token and b.flops_per_token and a.tflops and b.tflops:
         work, time, rate = b.flops_per_token / a.flops_per_token, a.tokens_per_s / b.tokens_per_s, b.tflops / a.tflops
         lines.append(
-            f"Exactly: {second} does {work:.2f}x the work per token in {time:.2f}x the time, so its card achieves "
+            f"Exactly: {second} does {work:.2f}x the work per token in {time:.2f}x the time, so the device achieves "
             f"{rate:.2f}x the FLOP/s: {a.tflops:.3g} against {b.tflops:.3g} TFLOPS{_of_peak(a, b)}."
         )
     return lines
@@ -189,11 +189,7 @@ def _cause(comparison: Comparison, settle: str | None) -> list[str]:
     changed = comparison.differences.changed
     on_speed = [change.key for change in changed if change.on_speed]
     on_loss = [change.key for change in changed if change.on_loss]
-    hidden = (
-        []
-        if _equally_fast(comparison)
-        else [key for key in comparison.differences.unknown if affects(key) in ("speed", "both")]
-    )
+    hidden = [key for key in comparison.differences.unknown if affects(key) in ("speed", "both")]
     lines = []
     if comparison.confounded:
         subject = MICRO_BATCH if MICRO_BATCH in on_speed else on_speed[0]
@@ -201,9 +197,9 @@ def _cause(comparison: Comparison, settle: str | None) -> list[str]:
             f"Confounded: {_and(on_speed)} changed together, so the effect of the {subject} on speed cannot be read from "
             "these runs." + (f" To settle it, run `{settle}`." if settle else "")
         )
-    elif hidden:
+    elif hidden and not _equally_fast(comparison):
         lines.append(f"Why the speeds differ cannot be said; not known for every run: {_and(hidden[:MOST_NAMED])}.")
-    elif len(on_speed) == 1:
+    elif len(on_speed) == 1 and not hidden:
         lines.append(
             f"Only {on_speed[0]} changed among what can affect speed, so the difference in speed is its doing."
         )
@@ -233,9 +229,7 @@ def _schedule(comparison: Comparison) -> list[str]:
     if len(comparison.runs) != 2 or not comparison.duels or "seconds" not in comparison.duels[0]:
         return []
     at = comparison.duels[0]["seconds"].last.at
-    shares = [
-        at / run.total_seconds for run in comparison.runs if run.total_seconds and run.config.get("decay_lr", True)
-    ]
+    shares = [at / run.total_seconds for run in comparison.runs if run.total_seconds and _decays(run)]
     if len(shares) != 2 or abs(shares[0] - shares[1]) < 0.05:
         return []
     line = (
@@ -243,6 +237,10 @@ def _schedule(comparison: Comparison) -> list[str]:
         "schedule, so the later one has had more of its decay."
     )
     return [line]
+
+
+def _decays(run: RunFacts) -> bool:
+    return bool(run.config.get("decay_lr", True)) and run.config.get("schedule") != "constant"
 
 
 def _and(words: list[str]) -> str:

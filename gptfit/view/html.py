@@ -180,6 +180,11 @@ def _small_print(comparison: Comparison) -> str:
     for i, run in enumerate(comparison.runs):
         letter = f"{comparison.letter(i)}: " if len(comparison.runs) > 1 else ""
         lines += [letter + note for note in run.notes]
+        if run.kind == "nanogpt":
+            lines.append(
+                letter
+                + "nanoGPT prints the loss of a step's last micro-batch only: the thin curve is noisier than the run"
+            )
         versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
         if versions:
             lines.append(letter + versions)

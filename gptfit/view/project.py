@@ -82,7 +82,8 @@ def _measured(run: RunFacts, points: Curve, step: float) -> Estimate | None:
 def _by_law(run: RunFacts, points: Curve, end: float) -> Callable[[float], float] | None:
     if run.parameters is None or run.tokens_per_step is None or run.tokenizer not in (None, "gpt2"):
         return None  # the law is fitted to GPT-2's tokens
-    parameters, per_step = run.parameters, run.tokens_per_step
+    parameters = run.shape.tied_parameters if run.shape else run.parameters
+    per_step = run.tokens_per_step
     unique = run.train_tokens or end * per_step
     value = token_value(str(run.config.get("arch", "gpt2")), str(run.config.get("optimizer", "adamw")))
 

@@ -13,44 +13,15 @@ from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
 from gptfit.plan.setting import setting_of
 from gptfit.plan.speed import predict
+from gptfit.shape import ModelShape
 from gptfit.view.changes import MICRO_BATCH, Change
 from gptfit.view.facts import RunFacts
 
 if TYPE_CHECKING:
     from gptfit.view.compare import Comparison
 
-# What plan's speed model reads; other keys (dropout, the learning rate) are the same to it.
-MODELLED = frozenset(
-    {
-        "n_layer",
-        "n_head",
-        "n_embd",
-        "block_size",
-        "vocab_size",
-        "bias",
-        "arch",
-        "optimizer",
-        "dtype",
-        "compile",
-        "chunked_loss",
-        "checkpoint_activations",
-        "batch_size",
-        "gradient_accumulation_steps",
-        "tokens_per_step",
-    }
-)
-# Keys `tune --also` can vary besides the micro-batch.
-TUNABLE = ("compile", "chunked_loss", "checkpoint_activations", "dtype")
-# Keys that make a speed measurement of a model what it is; the rest of a config does not change a step's time.
-SPEED_KEYS = (
-    "n_layer",
-    "n_head",
-    "n_embd",
-    "block_size",
-    "vocab_size",
-    "bias",
-    "dropout",
-    "arch",
+# What plan's speed model reads besides the shape; other keys (dropout, the learning rate) are the same to it.
+MODELLED_SETTINGS = (
     "optimizer",
     "dtype",
     "compile",
@@ -60,6 +31,11 @@ SPEED_KEYS = (
     "batch_size",
     "gradient_accumulation_steps",
 )
+MODELLED = frozenset((*ModelShape.__dataclass_fields__, *MODELLED_SETTINGS))
+# Keys `tune --also` can vary besides the micro-batch.
+TUNABLE = ("compile", "chunked_loss", "checkpoint_activations", "dtype")
+# Keys that make a speed measurement of a model what it is; the rest of a config does not change a step's time.
+SPEED_KEYS = (*ModelShape.__dataclass_fields__, "dropout", *MODELLED_SETTINGS)
 MOST_CHANGES = 4  # 16 rows; beyond that a table explains nothing
 
 
@@ -82,11 +58,10 @@ def what_if(comparison: Comparison) -> tuple[WhatIf, ...]:
     changes = [change for change in comparison.differences.changed if change.on_speed and _modelled(change)]
     if base is None or gpu is None or gpu != b.gpu or not 1 <= len(changes) <= MOST_CHANGES:
         return ()
-    unmodelled = [change for change in comparison.differences.changed if change.on_speed and not _modelled(change)]
     found = []
     for size in range(len(changes) + 1):
         for chosen in itertools.combinations(changes, size):
-            found.append(_predict(base, b, gpu, chosen, _seen(a, b, chosen, changes, unmodelled)))
+            found.append(_predict(base, b, gpu, chosen, _seen(a, b, chosen, changes)))
     return tuple(row for row in found if row is not None)
 
 
@@ -94,9 +69,7 @@ def _modelled(change: Change) -> bool:
     return bool(change.keys) and all(key in MODELLED for key in change.keys)
 
 
-def _seen(
-    a: RunFacts, b: RunFacts, chosen: tuple[Change, ...], changes: list[Change], rest: list[Change]
-) -> float | None:
+def _seen(a: RunFacts, b: RunFacts, chosen: tuple[Change, ...], changes: list[Change]) -> float | None:
     """The measured speed where the combination is one of the two runs themselves, as far as plan can tell."""
     if not chosen:
         return a.tokens_per_s

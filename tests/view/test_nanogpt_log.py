@@ -77,6 +77,16 @@ def test_eval_time_is_what_the_step_after_it_took_too_long(tmp_path: Path) -> No
     assert "ms" not in evals[0]  # its line holds the compile
 
 
+def test_a_log_whose_every_line_holds_an_eval_says_so(tmp_path: Path) -> None:
+    lines = [
+        f"step {i}: train loss 3.0000, val loss 3.0000\niter {i}: loss 3.0, time 900.00ms, mfu 1.00%\n"
+        for i in range(3)
+    ]
+    run = read(tmp_path, "".join(lines))
+    assert any("include them" in note for note in run.notes)
+    assert all(event["ms"] is None for event in run.steps)
+
+
 def test_training_seconds_leave_evals_out(tmp_path: Path) -> None:
     run = read(tmp_path, HEADER + BODY)
     assert run.evals[-1]["seconds"] == pytest.approx(800 * 9.344, rel=1e-3)
