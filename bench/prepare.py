@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve()
 SHARED = HERE.parent.parent.parent / "shared" / "data"
 WORKERS = 2
 TARGETS = {"nanogpt": 25.0, "script": 6.0}
+SIZES = {"gptfit": (2, 10), "nanogpt": (1, 3), "script": (1, 3)}  # copies of the files, times --copies
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,6 @@ class Cost:
     wall_seconds: float
     peak_mb: float
 
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.cpu_seconds
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -48,7 +45,7 @@ def main() -> int:
     parser.add_argument(
         "--parquet", type=Path, nargs="*", help="files with a text column (default: ../shared/data/web_*)"
     )
-    parser.add_argument("--copies", type=int, default=4, help="how often the files are repeated for speed (default 4)")
+    parser.add_argument("--copies", type=int, default=1, help="scales how often the files are repeated (default 1)")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--work", type=Path, help="for contenders: source, then out")
     args = parser.parse_args()
@@ -76,21 +73,29 @@ def repeat(files: list[Path], copies: int, path: Path) -> int:
 
 
 def speed(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
-    source = folder / "source.parquet"
-    characters = repeat(files, args.copies, source)
-    print(f"speed: {characters / 1e6:.0f} M characters, {WORKERS} workers; start-up and imports included")
-    found = {name: run_contender(name, folder) for name in CONTENDERS}
-    ours = found["gptfit"]
-    for name, cost in found.items():
-        if cost is None:
+    """Two sizes each: the slope is the rate on a real corpus, the rest is start-up. Same texts for all."""
+    print(f"speed: {WORKERS} workers, CPU-seconds of the process and its children")
+    rates: dict[str, float] = {}
+    for name, sizes in SIZES.items():
+        costs = []
+        for copies in sizes:
+            repeat(files, copies * args.copies, folder / "source.parquet")
+            cost = run_contender(name, folder)
+            if cost is not None:
+                costs.append(cost)
+        if not costs:
             print(f"  {name:<8} skipped: pip install datasets")
             continue
-        ratio = ours.rate / cost.rate if ours else float("nan")
-        target = f"  (target {TARGETS[name]:g}x)" if name in TARGETS else ""
+        small, large = costs
+        rates[name] = (large.tokens - small.tokens) / (large.cpu_seconds - small.cpu_seconds)
+        startup = small.cpu_seconds - small.tokens / rates[name]
         print(
-            f"  {name:<8} {cost.tokens:>12,} tokens {cost.cpu_seconds:7.1f} CPU-s {cost.wall_seconds:6.1f} s wall "
-            f"{cost.peak_mb:6.0f} MB {cost.rate / 1e6:7.2f} Mtokens/CPU-s   gptfit is {ratio:.1f}x{target}"
+            f"  {name:<8} {large.tokens:>12,} tokens in {large.cpu_seconds:6.1f} CPU-s ({large.wall_seconds:.1f} s wall, "
+            f"{large.peak_mb:.0f} MB): {rates[name] / 1e6:6.2f} Mtokens per CPU-s after {startup:.1f} CPU-s of start-up"
         )
+    for name, target in TARGETS.items():
+        if name in rates:
+            print(f"  gptfit is {rates['gptfit'] / rates[name]:.1f}x {name} (target {target:g}x)")
 
 
 def run_contender(name: str, folder: Path) -> Cost | None:
@@ -197,7 +202,7 @@ def stages(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
     from gptfit.data.prepare import prepare
     from gptfit.data.tokenizer import gpt2_tokenizer
 
-    repeat(files, args.copies, folder / "source.parquet")
+    repeat(files, 4 * args.copies, folder / "source.parquet")
     encoder = gpt2_tokenizer().encoder
     spent = dict.fromkeys(("read", "encode", "write"), 0.0)
     file = pq.ParquetFile(folder / "source.parquet")
@@ -237,7 +242,7 @@ def memory(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
 
 def kills(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
     """Random SIGKILLs; the end must have the bytes of an undisturbed run."""
-    repeat(files, 4 * args.copies, folder / "source.parquet")
+    repeat(files, 16 * args.copies, folder / "source.parquet")
     command = [
         sys.executable,
         "-m",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pyarrow.parquet import ParquetFile
 
-from gptfit.data.lines import Read, read_csv, read_jsonl, read_txt
+from gptfit.data.lines import Bad, Read, read_csv, read_jsonl, read_txt
 from gptfit.data.parquet import OpenFiles, read_batches
 from gptfit.data.sources import Source
 from gptfit.data.split import SplitRule
@@ -19,6 +21,8 @@ from gptfit.data.tokenizer import SURROGATE, without_surrogates
 from gptfit.data.work import BATCH_BYTES, SHUFFLE_BYTES, Span, Unit
 from gptfit.errors import DataError
 
+ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of a byte that is not UTF-8
+OTHER_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 MOST_PROBLEMS = 3  # of one kind told per batch; all are counted
 
 
@@ -59,7 +63,7 @@ def _in_order(reading: Reading, unit: Unit, files: OpenFiles) -> Generator[Batch
         try:
             row = span.group.first_row if span.group else 0
             for read in _read_span(source, span, reading, files):
-                yield _usable(read, row, source, reading.split)
+                yield _usable(read, row, source, reading)
                 row += len(read.values) - read.continues
         except DataError as error:
             if not reading.skip_bad:
@@ -91,37 +95,52 @@ def _read_row_group(file: ParquetFile, source: Source, span: Span, column: str) 
         told = done
 
 
-def _usable(read: Read, first_row: int, source: Source, split: SplitRule) -> Batch:
+def _usable(read: Read, first_row: int, source: Source, reading: Reading) -> Batch:
     """Nulls and empty texts dropped, broken text repaired, each counted; and the split of every document."""
     values = read.values
     rows = np.arange(first_row, first_row + len(values))
-    val = split.is_val(source.key, rows) if read.val is None else np.full(len(values), read.val)
+    val = reading.split.is_val(source.key, rows) if read.val is None else np.full(len(values), read.val)
     batch = Batch([], val, read.source_bytes, len(values) - read.continues, read.continues)
-    kept = np.ones(len(values), np.bool_)
-    for i, value in enumerate(values):
-        if type(value) is str and value:
-            batch.texts.append(value)
-        elif isinstance(value, bytes) and value:
-            batch.texts.append(value.decode("utf-8", "replace"))
-            _tell(
-                batch.replaced, batch.problems, "invalid UTF-8", f"{source.name}: row {rows[i]}: invalid UTF-8 replaced"
-            )
-        else:
-            kept[i] = False
-            reason = "null" if value is None else "empty"
-            _tell(batch.skipped, batch.problems, reason, f"{source.name}: row {rows[i]}: {reason} text skipped")
-    batch.val = val[kept]
-    if source.kind == "jsonl":  # JSON may spell half a surrogate pair; Parquet, CSV and text cannot hold one
-        _repair_surrogates(batch, source, rows[kept])
+    if set(map(type, values)) == {str} and "" not in values:  # nearly always
+        batch.texts = list(cast(Sequence[str], values))
+    else:
+        kept = [
+            _keep(value, batch, f"{source.name}: row {row}", reading.skip_bad)
+            for value, row in zip(values, rows, strict=True)
+        ]
+        batch.val, rows = val[kept], rows[kept]
+    if source.kind != "parquet":  # Parquet holds bytes, which cannot decode to surrogates
+        for i, text in enumerate(batch.texts):
+            if not text.isascii() and SURROGATE.search(text):
+                batch.texts[i] = _repaired(text, batch, f"{source.name}: row {rows[i]}")
     return batch
 
 
-def _repair_surrogates(batch: Batch, source: Source, rows: NDArray[np.int64]) -> None:
-    for i, text in enumerate(batch.texts):
-        if not text.isascii() and SURROGATE.search(text):
-            batch.texts[i] = without_surrogates(text)
-            line = f"{source.name}: row {rows[i]}: lone surrogate replaced"
-            _tell(batch.replaced, batch.problems, "lone surrogate", line)
+def _keep(value: str | bytes | Bad | None, batch: Batch, where: str, skip_bad: bool) -> bool:
+    """Adds a usable text to the batch; otherwise counts why not."""
+    if isinstance(value, Bad):
+        if not skip_bad:
+            raise DataError(value.why)
+        _tell(batch.skipped, batch.problems, value.reason, f"{value.why} (skipped)")
+    elif not value:
+        reason = "null" if value is None else "empty"
+        _tell(batch.skipped, batch.problems, reason, f"{where}: {reason} text skipped")
+    elif isinstance(value, bytes):
+        batch.texts.append(value.decode("utf-8", "replace"))
+        _tell(batch.replaced, batch.problems, "invalid UTF-8", f"{where}: invalid UTF-8 replaced")
+    else:
+        batch.texts.append(value)
+    return bool(value) and not isinstance(value, Bad)
+
+
+def _repaired(text: str, batch: Batch, where: str) -> str:
+    """A line reader's text: escaped bad bytes replaced as Parquet's are, half surrogate pairs too."""
+    if ESCAPED_BYTE.search(text):
+        _tell(batch.replaced, batch.problems, "invalid UTF-8", f"{where}: invalid UTF-8 replaced")
+        whole = OTHER_SURROGATE.sub("\ufffd", text)
+        return whole.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    _tell(batch.replaced, batch.problems, "lone surrogate", f"{where}: lone surrogate replaced")
+    return without_surrogates(text)
 
 
 def _tell(counter: Counter[str], problems: list[str], reason: str, line: str) -> None:
@@ -134,12 +153,17 @@ def _mixed(batches: Iterator[Batch], seed: int, unit: int) -> Generator[Batch, N
     """Documents of up to SHUFFLE_BYTES at a time in a seeded order, in batches of about BATCH_BYTES."""
     waiting: list[Batch] = []
     size = window = 0
+    unfinished = False
     for batch in batches:
-        waiting.append(batch)
-        size += sum(map(len, batch.texts))
-        if size >= SHUFFLE_BYTES and not batch.continues:
+        in_pieces, unfinished = unfinished or batch.continues, batch.continues
+        if not in_pieces:
+            waiting.append(batch)
+            size += sum(map(len, batch.texts))
+        if waiting and (in_pieces or size >= SHUFFLE_BYTES):
             yield from _shuffled(waiting, random.Random(f"{seed} {unit} {window}"))
             waiting, size, window = [], 0, window + 1
+        if in_pieces:  # one text larger than a batch: its pieces must stay together
+            yield batch
     if waiting:
         yield from _shuffled(waiting, random.Random(f"{seed} {unit} {window}"))
 

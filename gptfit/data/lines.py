@@ -23,10 +23,21 @@ SAFE_CUT = re.compile(r"\S(?=[ \n])")
 
 
 @dataclass(frozen=True)
-class Read:
-    """Values of the next rows, and how far they moved through the file."""
+class Bad:
+    """A row that cannot be used: the reason it is counted under, and the line to say."""
 
-    values: Sequence[str | bytes | None]
+    reason: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """Values of the next rows, and how far they moved through the file.
+
+    In text that was not UTF-8 the bad bytes are surrogates (Python's surrogateescape), for the caller to repair.
+    """
+
+    values: Sequence[str | bytes | Bad | None]
     source_bytes: int
     continues: bool = False  # the last value's document goes on in the next one
     val: bool | None = None  # set when the reader itself splits (tail)
@@ -80,7 +91,7 @@ def read_jsonl(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
     """One JSON object per line, its text under `column`."""
     number = 0
     with _Lines(source) as lines:
-        values: list[str | bytes | None] = []
+        values: list[str | Bad | None] = []
         size = 0
         for chunk in lines.chunks():
             for line in chunk.split(b"\n"):
@@ -95,24 +106,24 @@ def read_jsonl(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
         yield Read(values, lines.moved())
 
 
-def _json_text(line: bytes, column: str, where: str) -> str | None:
+def _json_text(line: bytes, column: str, where: str) -> str | Bad | None:
     try:
-        row = json.loads(line.decode("utf-8", "replace"))
+        row = json.loads(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
-        raise DataError(f"{where}: is not JSON ({error}); fix the line or use --skip-bad") from None
+        return Bad("not JSON", f"{where}: is not JSON ({error}); fix the line or use --skip-bad")
     if not isinstance(row, dict) or column not in row:
         present = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise DataError(f"{where}: has no {column!r}; it has {present} (use --text-column)")
+        return Bad("no text column", f"{where}: has no {column!r}; it has {present} (use --text-column)")
     text = row[column]
     if text is not None and not isinstance(text, str):
-        raise DataError(f"{where}: {column!r} holds {type(text).__name__}, not text; use --text-column")
+        return Bad("not text", f"{where}: {column!r} holds {type(text).__name__}, not text; use --text-column")
     return text
 
 
 def read_csv(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
     """A CSV file with a header line; quoted fields may hold newlines."""
     with source.open() as opened:
-        reader = csv.reader(io.TextIOWrapper(opened, "utf-8-sig", errors="replace", newline=""))
+        reader = csv.reader(io.TextIOWrapper(opened, "utf-8-sig", errors="surrogateescape", newline=""))
         previous = csv.field_size_limit(2**31 - 1)
         try:
             header = next(reader, [])
@@ -128,7 +139,7 @@ def read_csv(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
 
 
 def _csv_pieces(reader: Iterable[list[str]], index: int, batch_bytes: int, opened: BinaryIO) -> Iterator[Read]:
-    values: list[str | bytes | None] = []
+    values: list[str | None] = []
     size = told = 0
     for row in reader:
         if not row:
@@ -179,7 +190,7 @@ def _txt_pieces(chunks: Iterable[str], opened: BinaryIO, batch_chars: int, val: 
 
 def _text_chunks(opened: BinaryIO) -> Iterator[str]:
     """Decoded text with newlines as nanoGPT's open(path, 'r') gives them."""
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("surrogateescape"), translate=True)
     while chunk := opened.read(CHUNK):
         yield decoder.decode(chunk)
     yield decoder.decode(b"", final=True)

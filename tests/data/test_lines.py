@@ -59,6 +59,43 @@ def test_json_lines_take_nulls_blanks_and_lone_surrogates(tmp_path: Path, kept: 
     assert text == "one<|endoftext|>half \ufffd pair<|endoftext|>last<|endoftext|>"
 
 
+def test_bad_json_lines_are_skipped_and_counted_one_by_one_when_asked(tmp_path: Path, kept: Kept) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "one"}\n{"text": \n{"body": "x"}\n{"text": 7}\n{"text": "last"}\n')
+    info = prepare(PrepareOptions((str(path),), tmp_path / "out", val_fraction=0, skip_bad=True), kept)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["skipped"] == {"no text column": 1, "not JSON": 1, "not text": 1}
+    assert load_tokenizer(info).decode(ids(tmp_path / "out" / "train.bin")) == "one<|endoftext|>last<|endoftext|>"
+    assert f"{path}:3: has no 'text'; it has body (use --text-column) (skipped)" in kept.notes
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt"])
+def test_bytes_that_are_not_utf8_are_replaced_and_counted_as_in_parquet(
+    parquet: WriteParquet, tmp_path: Path, name: str
+) -> None:
+    raw = b"good \xff\xfe\xe6\xbc bad \xed\xa0\x80"
+    content = {"a.jsonl": b'{"text": "' + raw + b'"}\n', "a.csv": b"text\n" + raw + b"\n", "a.txt": raw}[name]
+    (tmp_path / name).write_bytes(content)
+    options = PrepareOptions((str(tmp_path / name),), tmp_path / "out", val_fraction=0, split="hash")
+    prepare(options)
+    prepare(PrepareOptions((str(parquet("a.parquet", [raw], kind="binary")),), tmp_path / "parquet", val_fraction=0))
+    assert ids(tmp_path / "out" / "train.bin") == ids(tmp_path / "parquet" / "train.bin")
+    for folder in ("out", "parquet"):
+        manifest = json.loads((tmp_path / folder / "manifest.json").read_text())
+        assert manifest["replaced"] == {"invalid UTF-8": 1}
+
+
+def test_a_long_text_stays_whole_when_shuffled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gptfit.data.documents.BATCH_BYTES", 3000)
+    monkeypatch.setattr(lines, "CHUNK", 1000)
+    texts = ["\n\n".join(stories(30, seed)) for seed in range(3)]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
+    info = prepare(PrepareOptions((str(tmp_path),), tmp_path / "out", val_fraction=0, shuffle=True))
+    decoded = load_tokenizer(info).decode(ids(tmp_path / "out" / "train.bin")).split("<|endoftext|>")
+    assert sorted(decoded) == sorted([*texts, ""])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
