@@ -7,11 +7,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from gptfit.errors import RunError
 from gptfit.run.files import TEMPORARY, check_free_space, sync_folder
 from gptfit.run.opened import Opened
 
-FORMATS = ("hf", "gguf", "nanogpt")
+BYTES_PER_WEIGHT = 4  # float32
+SLACK_BYTES = 16 * 1024**2  # tokenizer, code and card beside the tensors
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,19 @@ def export(opened: Opened, to: str, out: str | None = None) -> Exported:
     """Written under a temporary name, verified there, then renamed: what has the final name is whole and right."""
     target = Path(out) if out else _default_target(opened, to)
     _check_target(target, is_file=to == "gguf")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    weights_bytes = 4 * opened.shape.n_weights
-    check_free_space(target.parent, weights_bytes + 2**20, "the export")
     temporary = target.with_name(target.name + TEMPORARY)
-    _remove(temporary)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_free_space(target.parent, BYTES_PER_WEIGHT * opened.shape.n_weights + SLACK_BYTES, "the export")
+        _remove(temporary)
         found = _write(opened, to, temporary)
         if target.is_dir():
             target.rmdir()  # empty, as checked
         os.replace(temporary, target)
-    except OSError as error:
-        raise RunError(f"{target}: could not be written ({error.strerror}); nothing was left behind") from None
+    # A failed write is an OSError from python, a SafetensorError or a RuntimeError from those that write tensors.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise RunError(f"{target}: could not be written ({reason}); nothing was left behind") from None
     finally:
         _remove(temporary)
     sync_folder(target.parent)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,23 @@ def test_an_export_that_does_not_verify_leaves_nothing(tmp_path: Path, monkeypat
     opened.model.head = lambda hidden: opened.model.lm_head(hidden) + 0.01  # type: ignore[method-assign]
     with pytest.raises(RunError, match="other logits"):
         export(opened, "hf")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("to", ["hf", "gguf", "nanogpt"])
+def test_a_disk_that_runs_full_leaves_nothing(to: str, tmp_path: Path, repo: Path) -> None:
+    run = make_byte_run(tmp_path, 60)
+    before = sorted(tmp_path.rglob("*"))
+    script = (
+        "import resource, signal, sys\nfrom gptfit.cli import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000))\n"
+        "sys.exit(main(['export', sys.argv[1], '--to', sys.argv[2]]))"
+    )
+    words = [sys.executable, "-c", script, str(run), to]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=repo, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "could not be written" in done.stderr.splitlines()[-1]
     assert sorted(tmp_path.rglob("*")) == before
 
 
