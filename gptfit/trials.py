@@ -51,6 +51,7 @@ class Timing:
     ms_per_micro_step: float
     ms_low: float  # quartiles of the micro-steps
     ms_high: float
+    ms_fastest: float
     samples: int
     ms_per_update: float
     ms_per_eval: float | None = None  # one batch; repeats of a trial leave it out

@@ -28,8 +28,8 @@ FEWEST_SAMPLES = 4
 # Micro-steps of many seconds each: two show whether they agree, and the time is better spent on another size.
 SLOW_SECONDS = 15.0
 FEWEST_SLOW_SAMPLES = 2
-MOST_SAMPLES = 100
-# Time between two waits for the device: long enough that launches run ahead as they do in training.
+MOST_SAMPLES = 1000
+# Time between two waits for a card: long enough that launches run ahead as they do in training.
 BURST_SECONDS = 0.25
 # float16's loss scale starts high and halves until an update succeeds; from 2^16 that takes at most this many.
 SCALE_SEARCH = 20
@@ -95,7 +95,7 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
         tell("stage", name="evaluating")
         engine.mean_loss([batch])  # compiles
         eval_ms = _ms(lambda: engine.mean_loss([batch]), device)
-    low, _, high = quantiles(samples, n=4)
+    low, _, high = quantiles(samples, n=4, method="inclusive")
     peak_tflops, peak_basis = device.peak_rate() if request["has_eval"] else (None, "")
     on_card = device.kind == "cuda"
     reserved = device.peak_reserved_bytes()
@@ -106,6 +106,7 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
         ms_per_micro_step=median(samples),
         ms_low=low,
         ms_high=high,
+        ms_fastest=min(samples),
         samples=len(samples),
         ms_per_update=update_ms,
         ms_per_eval=eval_ms,
@@ -121,7 +122,7 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
 def time_micro_steps(micro_step: Callable[[], None], device: Device, timed_s: float) -> tuple[list[float], float]:
     """(milliseconds per micro-step, one value per burst; processor time of this thread / elapsed time)."""
     first_ms = _ms(micro_step, device)  # the gradients exist from here on
-    burst = max(1, min(50, round(BURST_SECONDS * 1e3 / first_ms)))
+    burst = 1 if device.kind == "cpu" else max(1, min(50, round(BURST_SECONDS * 1e3 / first_ms)))
     samples: list[float] = []
     began, began_cpu = time.perf_counter(), time.thread_time()
     while not _is_enough(len(samples), time.perf_counter() - began, timed_s):

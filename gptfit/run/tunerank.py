@@ -53,10 +53,14 @@ NO_DRIFT = Drift(0.0, 0.0)
 
 
 def score_all(trials: Sequence[Trial], workload: Workload) -> list[Score]:
-    """One score per candidate that finished, fastest first. A steady drift is taken out before the medians."""
+    """One score per candidate that finished, fastest first.
+
+    A steady drift is taken out before the medians; on shared cores the fastest micro-step stands for the median.
+    """
     finished = [(trial, trial.timing) for trial in trials if trial.timing is not None]
     if not finished:
         return []
+    is_busy = is_shared(trials)
     drift = find_drift(trials)
     first_s = min(trial.started_s for trial, _ in finished)
     updates: dict[tuple[object, ...], list[float]] = defaultdict(list)
@@ -64,12 +68,13 @@ def score_all(trials: Sequence[Trial], workload: Workload) -> list[Score]:
     for trial, timing in finished:
         variant = trial.candidate.variant
         updates[(variant.threads, variant.compile)].append(timing.ms_per_update)
-        steady_ms = timing.ms_per_micro_step * math.exp(-drift.per_s * (trial.started_s - first_s))
+        steady_ms = _ms(timing, is_busy) * math.exp(-drift.per_s * (trial.started_s - first_s))
         times[trial.candidate].append((steady_ms, timing))
     # The update does not depend on the micro-batch, so all trials time the same one.
-    update_ms = {key: median(values) for key, values in updates.items()}
+    middle = min if is_busy else median
+    update_ms = {key: middle(values) for key, values in updates.items()}
     scores = [
-        _score(candidate, each, workload, update_ms[(candidate.variant.threads, candidate.variant.compile)])
+        _score(candidate, each, workload, update_ms[(candidate.variant.threads, candidate.variant.compile)], is_busy)
         for candidate, each in times.items()
     ]
     return sorted(scores, key=lambda score: -score.tokens_per_s)
@@ -85,11 +90,13 @@ def winner(scores: Sequence[Score], limit_gib: float | None = None) -> Score | N
     return min(good, key=lambda score: (_memory_step(score), -score.tokens_per_s))
 
 
-def find_drift(trials: Iterable[Trial]) -> Drift:
+def find_drift(trials: Sequence[Trial]) -> Drift:
     """The slope of log milliseconds over time that all repeated candidates share, when it stands out of the noise.
 
     Least squares with one level per candidate: only differences between trials of the same candidate count.
     """
+    if is_shared(trials):
+        return NO_DRIFT  # other load explains it, and the ranking avoids it in another way
     groups: dict[Candidate, list[tuple[float, float]]] = defaultdict(list)
     for trial in trials:
         if trial.timing is not None:
@@ -115,12 +122,18 @@ def find_drift(trials: Iterable[Trial]) -> Drift:
     return Drift(relative, slope)
 
 
-def noise(trials: Iterable[Trial]) -> float:
+def is_shared(trials: Iterable[Trial]) -> bool:
+    """Whether other programs took the cores. Then the median says more about them than about the candidate."""
+    return (_cpu_share(trials) or 1.0) < FAIR_CPU_SHARE
+
+
+def noise(trials: Sequence[Trial]) -> float:
     """The largest relative difference between two trials of one candidate."""
+    is_busy = is_shared(trials)
     groups: dict[Candidate, list[float]] = defaultdict(list)
     for trial in trials:
         if trial.timing is not None:
-            groups[trial.candidate].append(trial.timing.ms_per_micro_step)
+            groups[trial.candidate].append(_ms(trial.timing, is_busy))
     return max((max(times) / min(times) - 1 for times in groups.values()), default=0.0)
 
 
@@ -139,16 +152,19 @@ def machine_notes(trials: Sequence[Trial]) -> list[str]:
             f"a noisy machine: repeats of the same trial differ by up to {100 * worst:.0f} %; "
             "close other programs and repeat for a finer answer"
         )
-    shares = [t.timing.cpu_share for t in trials if t.timing is not None and t.timing.cpu_share is not None]
-    if shares and median(shares) < FAIR_CPU_SHARE:
-        notes.append(f"other programs used the cores: trials got {100 * median(shares):.0f} % of the time they wanted")
+    if is_shared(trials):
+        notes.append(
+            f"other programs used the cores: trials got {100 * (_cpu_share(trials) or 0):.0f} % of the time they wanted; "
+            "ranked by the fastest micro-steps, which that spoils least"
+        )
     return notes
 
 
-def _score(candidate: Candidate, times: list[tuple[float, Timing]], workload: Workload, update_ms: float) -> Score:
+def _score(
+    candidate: Candidate, times: list[tuple[float, Timing]], workload: Workload, update_ms: float, is_busy: bool
+) -> Score:
     ordered = sorted(times, key=lambda pair: pair[0])
-    ms = median(pair[0] for pair in ordered)
-    timing = ordered[len(ordered) // 2][1]
+    ms, timing = ordered[0] if is_busy else (median(pair[0] for pair in ordered), ordered[len(ordered) // 2][1])
     between = (ordered[-1][0] - ordered[0][0]) / 2 / ms
     known = [t.memory_gib for _, t in times if t.memory_gib is not None]
     step_ms = ms * workload.accumulation(candidate.micro_batch) + update_ms
@@ -161,6 +177,15 @@ def _score(candidate: Candidate, times: list[tuple[float, Timing]], workload: Wo
         memory_gib=max(known) if known else None,
         timing=timing,
     )
+
+
+def _cpu_share(trials: Iterable[Trial]) -> float | None:
+    shares = [t.timing.cpu_share for t in trials if t.timing is not None and t.timing.cpu_share is not None]
+    return median(shares) if shares else None
+
+
+def _ms(timing: Timing, is_busy: bool) -> float:
+    return timing.ms_fastest if is_busy else timing.ms_per_micro_step
 
 
 def _memory_step(score: Score) -> float:
