@@ -49,7 +49,11 @@ def _score(model: LanguageModel, context: Sequence[int], continuations: Sequence
     assert context, "a continuation needs something to continue"
     assert all(continuations), "a continuation needs a token"
     longest = max(len(tokens) for tokens in continuations)
-    context = list(context)[-max(1, model.shape.block_size + 1 - longest) :]
+    room = model.shape.block_size + 1 - longest
+    if len(context) > room and len(continuations) > 1:
+        # Each keeps as much of the context as fits with it, as lm-evaluation-harness does; so they share no prefix.
+        return [_score(model, context, [tokens])[0] for tokens in continuations]
+    context = list(context)[-room:]
     device = model.lm_head.weight.device
     cache = KVCache(model.shape, 1, len(context), device, model.lm_head.weight.dtype)
     first = model.next_logits(torch.tensor([context], device=device), cache)  # (1, V)

@@ -116,6 +116,8 @@ def test_a_context_too_long_for_the_window_loses_its_beginning() -> None:
     model = tiny_model()
     long, ending = list(range(40)), [50, 51, 52]
     assert score_continuations(model, long, [ending]) == score_continuations(model, long[-14:], [ending])
+    alone = [score_continuations(model, long, [tokens])[0] for tokens in ([50], ending)]
+    assert score_continuations(model, long, [[50], ending]) == alone
 
 
 @torch.inference_mode()
