@@ -45,12 +45,13 @@ LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Bound before the address is printed, so that the address is true."""
+    """Listening before the address is printed, so that whoever opens it at once is served."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen(128)
     except OSError as error:
         bound.close()
         raise RunError(f"{host}:{port} cannot be used: {error.strerror or error}; try another --port") from error

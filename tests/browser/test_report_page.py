@@ -59,6 +59,18 @@ def test_hours_are_hours(report: Path, open_page: OpenPage) -> None:
     assert last == pytest.approx(20000 * 3.91 / 3600, rel=0.01)
 
 
+def test_every_chart_fills_its_card(make_run: MakeRun, tmp_path: Path, open_page: OpenPage) -> None:
+    """Five small charts: the last stands alone in its row and takes the room of the one that is not there."""
+    write_report([make_run("a"), make_run("b")], tmp_path / "two.html")
+    page = open_page((tmp_path / "two.html").as_uri()).page
+    page.wait_for_timeout(300)
+    widths = page.evaluate(
+        "[...document.querySelectorAll('.chart')].filter(c => c.data).map(c => [c.clientWidth, c.querySelector('svg').clientWidth])"
+    )
+    assert len(widths) == 7
+    assert all(abs(box - drawn) <= 2 for box, drawn in widths)
+
+
 def test_it_fits_a_phone(report: Path, open_page: OpenPage) -> None:
     page = open_page(report.as_uri(), width=375).page
     assert page.evaluate("document.documentElement.scrollWidth") <= 375

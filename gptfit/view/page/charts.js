@@ -153,6 +153,10 @@
       yaxis: Object.assign(layout("learning rate").yaxis, { rangemode: "tozero", exponentformat: "e" }),
     });
     perRun("norm", "gradient norm", (run) => run.steps.grad_norm || null);
+    // A card that turned out empty gave its place to its neighbour, which was already drawn.
+    document.querySelectorAll(".chart").forEach((box) => {
+      if (box.data && box.layout.width !== box.clientWidth && box.clientWidth) Plotly.Plots.resize(box);
+    });
   }
 
   function choose(axis) {
