@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
-from gptfit.data.documents import Reading, read_unit
+from gptfit.data.documents import Batch, Reading, read_unit
 from gptfit.data.encode import Piece, encode_documents
 from gptfit.data.parquet import OpenFiles
 from gptfit.data.tokenizer import Tokenizer
@@ -42,14 +44,17 @@ def encoded_pieces(
     """
     stop = threading.Event()
     files = OpenFiles()
+    encode = partial(encode_documents, tokenizer=tokenizer, separator=separator)
+    # One long file is one unit: then its batches are encoded by the workers that have no unit to read.
+    idle = workers - len(units)
 
     def work(running: _Running, skip: int) -> None:
         try:
-            for number, batch in enumerate(read_unit(reading, running.unit, files)):
+            batches = islice(read_unit(reading, running.unit, files), skip, None)
+            for piece in _encoded(batches, encode, pool, idle) if idle > 0 else map(encode, batches):
                 if stop.is_set():
                     return
-                if number >= skip:
-                    _put(running, encode_documents(batch, tokenizer, separator), stop)
+                _put(running, piece, stop)
             _put(running, None, stop)
         except BaseException as error:  # noqa: BLE001 - handed over and raised again in the caller's thread
             _put(running, error, stop)
@@ -73,6 +78,19 @@ def encoded_pieces(
                 yield running.unit, number, None
         finally:
             stop.set()
+
+
+def _encoded(
+    batches: Iterable[Batch], encode: Callable[[Batch], Piece], pool: ThreadPoolExecutor, ahead: int
+) -> Iterator[Piece]:
+    """The batches encoded in the pool, in order, with `ahead` of them at work while the next is read."""
+    waiting: deque[Future[Piece]] = deque()
+    for batch in batches:
+        waiting.append(pool.submit(encode, batch))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _put(running: _Running, piece: Piece | BaseException | None, stop: threading.Event) -> None:
