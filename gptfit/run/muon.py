@@ -22,7 +22,7 @@ from gptfit.shape import ModelShape
 # is enough, and the rounds are Muon's whole cost.
 ROUNDS = ((8.0934, -23.6205, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 SAFETY = 1.02  # rounding must not lift a singular value above 1, where the first quintic explodes
-EPSILON = 1e-20  # of a squared norm: a zero gradient stays zero instead of becoming NaN
+EPSILON = 1e-30  # of a squared norm: a zero gradient stays zero instead of becoming NaN
 ADAM_EPSILON = 1e-10  # modded-nanogpt: at 1e-8 the rarely seen rows of a zero-initialised head hardly move
 
 Group = dict[str, Any]
@@ -85,19 +85,29 @@ class Muon(Optimizer):
         return None
 
     def _step_matrices(self, group: Group, parameters: list[Tensor]) -> None:
-        parts, updates = group["parts"], [self._momentum(p, group["momentum"]) for p in parameters]
-        for p, update in zip(parameters, _orthogonal_by_shape(updates, parts), strict=True):
-            p.mul_(1 - group["lr"] * group["weight_decay"])
-            p.add_(update, alpha=-group["lr"] * update_scale(p.shape[0] // parts, p.shape[1]))
+        """All matrices of one shape in one batch: torch.optim.Muon's loop leaves a GPU waiting for launches."""
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for p in parameters:
+            by_shape.setdefault(p.shape, []).append(p)
+        for (rows, columns), members in by_shape.items():
+            gradients = members[0].new_empty(len(members), rows, columns)
+            for p, slot in zip(members, gradients, strict=True):
+                self._average_gradient(p, group["momentum"], slot)
+            blocks = gradients.view(-1, rows // group["parts"], columns)
+            updates = orthogonalize(blocks).reshape(gradients.shape)
+            scale = update_scale(blocks.shape[1], columns)
+            for p, update in zip(members, updates, strict=True):
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update, alpha=-group["lr"] * scale)
 
-    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
+    def _average_gradient(self, parameter: Tensor, momentum: float, out: Tensor) -> None:
         """The averaged gradient, one step ahead (Nesterov)."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         average: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        return gradient.lerp(average, momentum)
+        torch.lerp(gradient, average, momentum, out=out)
 
     def _step_adamw(self, group: Group, parameters: list[Tensor]) -> None:
         states = [self.state[p] for p in parameters]
@@ -137,14 +147,14 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonalize(matrices.mT).mT
     x: Tensor = matrices.to(_working_dtype(matrices))
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + EPSILON)  # so that nothing overflows below
     gram: Tensor = x @ x.mT
     # The largest singular value is at most the root of the Gram matrix's norm: a bound up to m^(1/4) times closer
     # than the norm of x itself, which is worth two more rounds and costs nothing.
-    bound = gram.norm(dim=(-2, -1), keepdim=True) * SAFETY + EPSILON
-    x, gram = x * bound.rsqrt(), gram / bound
+    bound: Tensor = gram.norm(dim=(-2, -1), keepdim=True) * SAFETY + EPSILON
+    gram, shrink = gram / bound, bound.rsqrt()
     if x.dtype == torch.float32 and x.shape[-1] > x.shape[-2]:
-        return (_total_factor(gram) @ x).to(matrices.dtype)
+        return ((_total_factor(gram) * shrink) @ x).to(matrices.dtype)
+    x = x * shrink
     for i, (a, b, c) in enumerate(ROUNDS):
         gram = x @ x.mT if i else gram
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -165,19 +175,6 @@ def _factor(gram: Tensor, a: float, b: float, c: float) -> Tensor:
     factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
     factor.diagonal(dim1=-2, dim2=-1).add_(a)
     return factor
-
-
-def _orthogonal_by_shape(updates: list[Tensor], parts: int) -> list[Tensor]:
-    """All of one shape in one batch: torch.optim.Muon's loop over matrices leaves a GPU waiting for launches."""
-    by_shape: dict[torch.Size, list[int]] = {}
-    for i, update in enumerate(updates):
-        by_shape.setdefault(update.shape, []).append(i)
-    result = list(updates)
-    for (rows, columns), members in by_shape.items():
-        blocks = torch.stack([updates[i] for i in members]).view(-1, rows // parts, columns)
-        for i, update in zip(members, orthogonalize(blocks).view(-1, rows, columns), strict=True):
-            result[i] = update
-    return result
 
 
 def _working_dtype(x: Tensor) -> torch.dtype:
