@@ -52,47 +52,40 @@ def write_doc() -> None:
 
 def render(facts: dict[str, Any]) -> str:
     """The whole page. Deterministic, so that a test can hold it against the results."""
-    setup, rows = facts["setup"], [Row(**row) for row in facts["rows"]]
-    tokens = setup["steps"] * setup["batch_size"] * setup["block_size"]
-    base = statistics.fmean(rows[0].losses)
-    noise = max(rows[0].losses) - min(rows[0].losses)
+    setup, rows = facts["setup"], {row["name"]: Row(**row) for row in facts["rows"]}
+    recipe = rows[VARIANTS[0].name]
+    noise = max(recipe.losses) - min(recipe.losses)
+    per_step = setup["batch_size"] * setup["block_size"]
     about = (
-        f"Each row is a `gptfit train --recipe modern` of a {setup['n_layer']} x {setup['n_embd']} model "
-        f"({facts['parameters']:,} parameters, bytes) on {tokens:,} tokens of web text, in float32 on a CPU, "
-        f"{setup['batch_size'] * setup['block_size']:,} tokens per step, the recipe with {len(rows[0].losses)} seeds and each variant with {len(rows[1].losses)}. "
-        f"Worth is the loss that is lost without the ingredient (or by having it, in the second table). "
-        f"The recipe's own seeds differ by {noise:.3f}; what is worth less than that is not known to be worth anything "
-        "at this size."
+        f"Each row is a {setup['n_layer']} x {setup['n_embd']} model ({facts['parameters']:,} parameters, bytes) after "
+        f"{setup['steps'] * per_step:,} tokens of web text, {per_step:,} per step, in float32 on a CPU, with the recipe's "
+        f"keys and one of them changed. The recipe ran with {len(recipe.losses)} seeds, which differ by {noise:.3f}; the "
+        f"others with {len(rows[VARIANTS[1].name].losses)}, compared with the recipe's runs of the same seeds. Worth is "
+        "the loss an ingredient saves; below the difference between seeds it is not known to be worth anything."
     )
-    lines = [
-        *INTRODUCTION,
-        about,
-        "",
-        "| the recipe, but | val loss | worth |",
-        "|---|---:|---:|",
-        f"| {rows[0].name} | {base:.3f} | |",
-        *_table(rows, base, takes_out=True),
-        "",
-        "Left out of the default, because they did not help here; each is one key away:",
-        "",
-        "| the recipe | val loss | worth |",
-        "|---|---:|---:|",
-        *_table(rows, base, takes_out=False),
-        "",
-        *CAVEATS,
-    ]
+    taken, added = (_worths(rows, takes_out) for takes_out in (True, False))
+    small = [name for name, _, worth in taken if worth < noise]
+    lines = [*INTRODUCTION, about, "", *_table("the recipe, but", taken), ""]
+    if small:
+        lines += [f"Worth nothing that can be seen at this size: {'; '.join(small)}. {KEPT}", ""]
+    lines += ["Left out of the default, each one key away:", "", *_table("the recipe", added), "", *CAVEATS]
     return "\n".join(lines)
 
 
-def _table(rows: list[Row], base: float, takes_out: bool) -> list[str]:
-    by_name = {row.name: row for row in rows}
-    table = []
+def _worths(rows: dict[str, Row], takes_out: bool) -> list[tuple[str, float, float]]:
+    """(variant, loss, worth) of all that take an ingredient out, or of all that add one."""
+    found = []
     for variant in VARIANTS[1:]:
         if variant.takes_out == takes_out:
-            loss = statistics.fmean(by_name[variant.name].losses)
-            worth = loss - base if takes_out else base - loss
-            table.append(f"| {variant.name} | {loss:.3f} | {worth:+.3f} |")
-    return table
+            losses = rows[variant.name].losses
+            without = statistics.fmean(losses) - statistics.fmean(rows[VARIANTS[0].name].losses[: len(losses)])
+            found.append((variant.name, statistics.fmean(losses), without if takes_out else -without))
+    return found
+
+
+def _table(heading: str, worths: list[tuple[str, float, float]]) -> list[str]:
+    rows = [f"| {name} | {loss:.3f} | {worth:+.3f} |" for name, loss, worth in worths]
+    return [f"| {heading} | val loss | worth |", "|---|---:|---:|", *rows]
 
 
 INTRODUCTION = [
@@ -123,6 +116,10 @@ INTRODUCTION = [
     "## What each ingredient is worth",
     "",
 ]
+KEPT = (
+    "They stay because they cost nothing and the published recipes at 124M have them: norms without weights are fewer "
+    "tensors, blocks that start at zero need no warm-up, unit queries and keys bound the attention logits."
+)
 CAVEATS = [
     "A small model on few tokens: what helps here may not at 124M, and the other way round. Soft-cap, value residuals and",
     "layer scalars are in the published recipes for models 100 times larger (modded-nanogpt, nanochat).",

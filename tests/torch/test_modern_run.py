@@ -34,8 +34,9 @@ def assert_same_weights(one: Path, other: Path) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
-def test_the_recipe_learns(small_config: MakeConfig) -> None:
-    result = train(small_config(**RECIPE, max_iters=40, lr_decay_iters=40, eval_interval=40))
+@pytest.mark.parametrize("seed", range(5))
+def test_the_recipe_learns_with_every_seed(small_config: MakeConfig, seed: int) -> None:
+    result = train(small_config(**RECIPE, max_iters=40, lr_decay_iters=40, eval_interval=40, seed=seed))
     assert result.val_loss is not None
     assert result.val_loss < 2.5  # from ln 65 = 4.17
 
