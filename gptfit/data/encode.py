@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,24 +40,14 @@ class Piece:
     problems: list[str]
 
 
-class _Fragment(NamedTuple):
-    """A stretch of the batch's text number `owner`."""
-
-    owner: int
-    text: str
-    is_last: bool
-
-
 def encode_documents(batch: Batch, tokenizer: Tokenizer, separator: int | None) -> Piece:
     """Each document's tokens followed by `separator`, if there is one and the document is finished."""
     cuts = _cuts_of_long_texts(batch, tokenizer)
     lengths = np.zeros(len(batch.texts), np.int64)
     unfinished = len(batch.texts) - 1 if batch.continues else -1
     train, val = [], []
-    for call in _calls(batch, cuts):
-        owners, texts, are_last = zip(*call, strict=True)
-        owner = np.array(owners)
-        closes = np.array(are_last) & (owner != unfinished) if separator is not None else np.zeros(len(call), np.bool_)
+    for owner, texts, is_last in _calls(batch, cuts) if cuts else [_one_call(batch)]:
+        closes = is_last & (owner != unfinished) if separator is not None else np.zeros(len(owner), np.bool_)
         ids, counts = _encode_call(texts, closes, tokenizer, separator)
         np.add.at(lengths, owner, counts)
         for_train, for_val = _divide(ids, counts, batch.val[owner])
@@ -112,22 +102,33 @@ def _drop(batch: Batch, refused: list[int]) -> None:
     batch.val = np.delete(batch.val, refused)
 
 
-def _calls(batch: Batch, cuts: dict[int, list[int]]) -> Iterator[list[_Fragment]]:
+# Which of the batch's texts each fragment belongs to, the fragments, and whether each ends its text.
+_Call = tuple[NDArray[np.int64], Sequence[str], NDArray[np.bool_]]
+
+
+def _one_call(batch: Batch) -> _Call:
+    """Nearly every batch: no long text, so each is one fragment and all go to the encoder at once."""
+    return np.arange(len(batch.texts)), batch.texts, np.ones(len(batch.texts), np.bool_)
+
+
+def _calls(batch: Batch, cuts: dict[int, list[int]]) -> Iterator[_Call]:
     """Fragments in order, about CALL_CHARS at a time; a long text is sliced only when its turn comes."""
-    call: list[_Fragment] = []
+    owners: list[int] = []
+    texts: list[str] = []
+    are_last: list[bool] = []
     size = 0
     for owner, text in enumerate(batch.texts):
-        stops = cuts.get(owner) or [len(text)]
-        start = 0
-        for stop in stops:
-            call.append(_Fragment(owner, text[start:stop], stop == stops[-1]))
+        stops = cuts.get(owner, [len(text)])
+        for start, stop in itertools.pairwise([0, *stops]):
+            owners.append(owner)
+            texts.append(text[start:stop])
+            are_last.append(stop == stops[-1])
             size += stop - start
-            start = stop
             if size >= CALL_CHARS:
-                yield call
-                call, size = [], 0
-    if call:
-        yield call
+                yield np.array(owners), texts, np.array(are_last)
+                owners, texts, are_last, size = [], [], [], 0
+    if texts:
+        yield np.array(owners), texts, np.array(are_last)
 
 
 def _encode_call(

@@ -97,9 +97,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{folder}: another prepare is writing here; wait for it or use another --out") from None
         yield
-    except BlockingIOError:
-        raise DataError(f"{folder}: another prepare is writing here; wait for it or use another --out") from None
     finally:
         os.close(descriptor)

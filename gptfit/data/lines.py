@@ -124,7 +124,7 @@ def read_csv(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
     """A CSV file with a header line; quoted fields may hold newlines."""
     with source.open() as opened:
         reader = csv.reader(io.TextIOWrapper(opened, "utf-8-sig", errors="surrogateescape", newline=""))
-        previous = csv.field_size_limit(2**31 - 1)
+        csv.field_size_limit(2**31 - 1)  # for the whole process; putting it back would cut other threads' fields
         try:
             header = next(reader, [])
             if column not in header:
@@ -134,8 +134,6 @@ def read_csv(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
             yield from _csv_pieces(reader, header.index(column), batch_bytes, opened)
         except csv.Error as error:
             raise DataError(f"{source.name}:{reader.line_num}: is not CSV ({error}); fix the line") from None
-        finally:
-            csv.field_size_limit(previous)
 
 
 def _csv_pieces(reader: Iterable[list[str]], index: int, batch_bytes: int, opened: BinaryIO) -> Iterator[Read]:

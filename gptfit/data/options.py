@@ -40,6 +40,8 @@ class PrepareOptions:
         for name, limit in (("documents", self.limit_documents), ("tokens", self.limit_tokens)):
             if limit is not None and limit < 1:
                 raise UsageError(f"--limit {limit} {name} is less than one")
+        if self.workers < 0:
+            raise UsageError(f"--workers {self.workers} is less than one")
         if self.engine == "ray" and (self.limit_documents or self.limit_tokens):
             raise UsageError("--limit needs the order of one machine; use --engine local")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ def encoded_pieces(
     units: Sequence[Unit],
     skip_pieces: int,
     workers: int,
-) -> Iterator[tuple[Unit, int, Piece | None]]:
+) -> Generator[tuple[Unit, int, Piece | None], None, None]:
     """(unit, number, piece) in the order of the units; a None piece ends each unit.
 
     The first `skip_pieces` pieces of the first unit are already written: they are read again but not encoded.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +23,7 @@ from gptfit.dataset import FORMAT, MANIFEST, DatasetInfo, read_dataset
 from gptfit.errors import DataError
 from gptfit.units import gib
 
-LEAST_NOTES = 5  # lines about bad rows of one kind that are passed on; the manifest counts all
+MOST_NOTES = 5  # lines about bad rows of one kind that are passed on; the manifest counts all
 
 
 def forecast(options: PrepareOptions, report: Report | None = None) -> Forecast:
@@ -75,9 +76,10 @@ def _stamps(laid: Laid) -> tuple[dict[str, Any], ...]:
 
 
 def _remove_old(folder: Path) -> None:
-    patterns = ("train*.bin*", "val*.bin*", "prepare.journal*", MANIFEST + "*", "meta.pkl", "tokenizer.json")
-    for path in (path for pattern in patterns for path in folder.glob(pattern)):
-        path.unlink()
+    ours = r"((train|val)(-\d{5})?\.bin|prepare\.journal(\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json)(\.part)?"
+    for path in folder.iterdir():
+        if re.fullmatch(ours, path.name):
+            path.unlink()
 
 
 def _already_done(folder: Path, fresh: Journal) -> bool:
@@ -140,7 +142,7 @@ class _Passing:
         for line in problems:
             kind = line.rsplit(":", 1)[-1]
             self._told[kind] += 1
-            if self._told[kind] <= LEAST_NOTES:
+            if self._told[kind] <= MOST_NOTES:
                 self._report.note(line)
         counts = state.counts
         self._report.progress(

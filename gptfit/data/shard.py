@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,24 +74,24 @@ def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, o
         save()
         on_progress(state, problems)
         units = [unit for unit in shard.units if unit.index >= state.unit]
-        for unit, number, piece in encoded_pieces(
-            job.reading, tokenizer, job.separator, units, state.piece, job.workers
-        ):
-            if piece is None:
-                state = replace(state, unit=unit.index + 1, piece=0)
-                continue
-            piece, full = _within_limits(piece, job, state.counts)
-            train.append(*piece.train)
-            val.append(*piece.val)
-            problems += piece.problems
-            state = _after(state, piece, number, train.size, val.size, time.monotonic() - started)
-            if full:
-                break
-            if time.monotonic() - saved >= JOURNAL_SECONDS:
-                save()
-                saved = time.monotonic()
-                on_progress(state, problems)
-                problems = []
+        delivered = encoded_pieces(job.reading, tokenizer, job.separator, units, state.piece, job.workers)
+        with closing(delivered):
+            for unit, number, piece in delivered:
+                if piece is None:
+                    state = replace(state, unit=unit.index + 1, piece=0)
+                    continue
+                piece, full = _within_limits(piece, job, state.counts)
+                train.append(*piece.train)
+                val.append(*piece.val)
+                problems += piece.problems
+                state = _after(state, piece, number, train.size, val.size, time.monotonic() - started)
+                if full:
+                    break
+                if time.monotonic() - saved >= JOURNAL_SECONDS:
+                    save()
+                    saved = time.monotonic()
+                    on_progress(state, problems)
+                    problems = []
         state = replace(state, complete=True)
         save()
         on_progress(state, problems)

@@ -319,3 +319,12 @@ def test_ctrl_c_keeps_what_is_written(shared: Path, tmp_path: Path) -> None:
         assert "run the same command again to go on" in stdout
         assert "Traceback" not in stderr
         assert (out / "prepare.journal.json").exists()
+
+
+def test_restart_removes_its_own_files_only(parquet: WriteParquet, tmp_path: Path) -> None:
+    options = PrepareOptions((str(parquet("a.parquet", stories(30))),), tmp_path / "out")
+    prepare(options)
+    mine = options.out / "train_of_last_week.bin"
+    mine.write_bytes(b"keep me")
+    prepare(replace(options, seed=9, restart=True))
+    assert mine.read_bytes() == b"keep me"

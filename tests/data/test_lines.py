@@ -159,3 +159,14 @@ def test_sources_are_files_folders_and_globs_each_once_in_order(tmp_path: Path, 
     (tmp_path / "void").mkdir()
     with pytest.raises(DataError, match="this folder holds no"):
         find_sources([str(tmp_path / "void")])
+
+
+def test_a_truncated_or_joined_gzip_is_noticed_or_read_whole(tmp_path: Path) -> None:
+    whole = gzip.compress(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in stories(400)))
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cut\.jsonl\.gz"):
+        prepare(PrepareOptions((str(tmp_path / "cut.jsonl.gz"),), tmp_path / "cut"))
+    (tmp_path / "joined.jsonl.gz").write_bytes(whole + whole)
+    info = prepare(PrepareOptions((str(tmp_path / "joined.jsonl.gz"),), tmp_path / "joined", val_fraction=0))
+    assert info.train is not None
+    assert info.train.documents == 800
