@@ -32,7 +32,10 @@ class Row:
 VARIANTS = (
     Variant("the recipe"),
     Variant("projections and head not zero at first", {"zero_init": False}),
-    Variant("AdamW instead of Muon (lr 4e-3)", {"optimizer": "adamw", "learning_rate": 4e-3, "beta1": 0.9}),
+    Variant(
+        "AdamW at 4e-3 for all instead of Muon and its rates",
+        {"optimizer": "adamw", "learning_rate": 4e-3, "beta1": 0.9},
+    ),
     Variant("learned instead of rotary positions", {"positions": "learned"}),
     Variant("LayerNorm with weights instead of RMSNorm", {"norm": "layer"}),
     Variant("no QK-norm", {"qk_norm": False}),

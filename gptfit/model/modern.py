@@ -20,7 +20,7 @@ from gptfit.shape import ModelShape
 MATRIX_STD = 3**-0.5
 EMBEDDING_STD = 1.0  # normalised before the first block, so only the step size relative to it matters
 HEAD_STD = 0.02  # where the head does not start at zero: GPT-2's
-VALUE_SCALE = 0.5
+VALUE_SCALE = 0.5  # of the normalised embedding in every layer's values, at first
 
 Tables = tuple[Tensor, Tensor] | None
 
@@ -58,10 +58,10 @@ class Modern(LanguageModel):
                 nn.init.normal_(parameter, std=0.0 if shape.zero_init else HEAD_STD / (2 * shape.n_layer) ** 0.5)
             elif name == "lm_head.weight" and shape.zero_init:
                 nn.init.zeros_(parameter)
-            elif name == "lm_head.weight" or (shape.tied_head and name == "transformer.wte.weight"):
+            elif name == "lm_head.weight":
                 nn.init.normal_(parameter, std=HEAD_STD)
             elif name.startswith("transformer.w"):
-                nn.init.normal_(parameter, std=EMBEDDING_STD)
+                nn.init.normal_(parameter, std=HEAD_STD if shape.tied_head else EMBEDDING_STD)
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=MATRIX_STD * shape.n_embd**-0.5)
 
