@@ -91,7 +91,7 @@ class Runner:
         (place / "configurator.py").write_bytes((self.nanogpt / "configurator.py").read_bytes())
         (place / "data").mkdir()
         (place / "data" / "bench").symlink_to(self.data.resolve())
-        interval = max(1, setup.steps // 20)
+        interval = max(1, setup.steps // 10)
         keys = setup.keys | {
             "dataset": "bench",
             "out_dir": str(place / "out"),

@@ -134,7 +134,7 @@ def report(result: Comparison) -> None:
 def show_curve(name: str, curves: list[Curve]) -> None:
     finals = [curve.final for curve in curves]
     print(f"{name}: final {spread(finals, 4)} over {len(curves)} seeds, {curves[0].ms_per_step:.0f} ms per step")
-    for i in range(0, len(curves[0].points), 3):
+    for i in range(0, len(curves[0].points), 2):
         column = [curve.points[i] for curve in curves]
         print(
             f"  {si(column[0].tokens):>8} tokens {mean_seconds(column):8.1f} s  {spread([p.val_loss for p in column], 4)}"
