@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gptfit.config import TrainConfig
+from gptfit.gpus import find
+from gptfit.plan.plan import plan
 from gptfit.recipe import adamw_rate, head_count, modern_keys, optimal_tokens, tokens_per_step
 from gptfit.shape import ModelShape
 from gptfit.verbs.common import config_arguments, load, recipe_argument
@@ -93,3 +95,12 @@ def test_a_switch_that_cannot_work_is_one_line(words: list[str], message: str) -
     with pytest.raises(Exception, match=message.replace("(", r"\(")) as error:
         load_words(*words)
     assert "\n" not in str(error.value)
+
+
+def test_a_plan_warns_of_a_rate_that_was_tuned_for_adamw() -> None:
+    def warned(**changes: object) -> set[str]:
+        config = TrainConfig(optimizer="muon", **changes)  # type: ignore[arg-type]
+        return {problem.key for problem in plan(config, config.shape(), find("RTX 4070 12GB")).problems}
+
+    assert "learning_rate" in warned()
+    assert "learning_rate" not in warned(learning_rate=0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gptfit import recipe
 from gptfit.configcheck import ConfigProblem
 from gptfit.plan import defaults, loss, memory
 from gptfit.plan.claims import wrong_claims
@@ -130,8 +131,11 @@ def _step(plan: Plan) -> Iterator[Problem]:
 
 def _rate(plan: Plan) -> Iterator[Problem]:
     rate, parameters = plan.config.learning_rate, plan.shape.parameters
-    if plan.config.optimizer != "adamw" or plan.config.init_from != "scratch":
-        return  # Muon's rates mean something else; fine-tuning uses far smaller ones
+    if plan.config.init_from != "scratch":
+        return  # fine-tuning uses far smaller ones
+    if plan.config.optimizer == "muon":
+        yield from _muon_rate(rate)
+        return
     low, high = defaults.usual_learning_rate(parameters)
     if not low <= rate <= high:
         side = "below" if rate < low else "above"
@@ -140,6 +144,18 @@ def _rate(plan: Plan) -> Iterator[Problem]:
             "learning_rate",
             f"learning_rate {rate:g} is far {side} the usual for {si(parameters)} parameters",
             f"use about {defaults.learning_rate(parameters):g}",
+        )
+
+
+def _muon_rate(rate: float) -> Iterator[Problem]:
+    """Muon's rate is that of an orthogonal update; one tuned for AdamW is twenty times too small."""
+    usual = recipe.MATRIX_RATE
+    if not usual / 4 <= rate <= usual * 4:
+        yield Problem(
+            "warning",
+            "learning_rate",
+            f"learning_rate {rate:g} is far {'below' if rate < usual else 'above'} the usual for optimizer = 'muon'",
+            f"use about {usual:g}, or --recipe modern",
         )
 
 
