@@ -51,7 +51,6 @@ class Timing:
     ms_per_micro_step: float
     ms_low: float  # quartiles of the micro-steps
     ms_high: float
-    ms_fastest: float
     samples: int
     ms_per_update: float
     ms_per_eval: float | None = None  # one batch; repeats of a trial leave it out
@@ -60,7 +59,10 @@ class Timing:
     device_gib: float | None = None  # the whole process: what nvidia-smi shows, resident memory on a CPU
     peak_tflops: float | None = None
     peak_basis: str = ""
-    cpu_share: float | None = None  # processor time received / wanted, on a CPU
+    # On a CPU: processor time of the main thread per micro-step, and as a share of the elapsed time. On quiet cores
+    # the main thread computes or spins all the time, so the share is one and both times are the same.
+    cpu_ms: float | None = None
+    cpu_share: float | None = None
 
     @property
     def spread(self) -> float:

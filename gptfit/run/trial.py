@@ -88,7 +88,7 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
     device.synchronize()
     device.reset_peak_memory()
     tell("stage", name="timing")
-    samples, cpu_share = time_micro_steps(lambda: _micro_step(engine, batch), device, request["timed_s"])
+    samples, cpu_samples = time_micro_steps(lambda: _micro_step(engine, batch), device, request["timed_s"])
     update_ms, _ = _update(engine)
     eval_ms = None
     if request["has_eval"]:
@@ -106,7 +106,6 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
         ms_per_micro_step=median(samples),
         ms_low=low,
         ms_high=high,
-        ms_fastest=min(samples),
         samples=len(samples),
         ms_per_update=update_ms,
         ms_per_eval=eval_ms,
@@ -115,20 +114,23 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
         device_gib=device.peak_device_bytes(request["others_bytes"]) / GIB,
         peak_tflops=peak_tflops,
         peak_basis=peak_basis,
-        cpu_share=cpu_share if device.kind == "cpu" else None,
+        cpu_ms=median(cpu_samples) if device.kind == "cpu" else None,
+        cpu_share=sum(cpu_samples) / sum(samples) if device.kind == "cpu" else None,
     )
 
 
-def time_micro_steps(micro_step: Callable[[], None], device: Device, timed_s: float) -> tuple[list[float], float]:
-    """(milliseconds per micro-step, one value per burst; processor time of this thread / elapsed time)."""
+def time_micro_steps(micro_step: Callable[[], None], device: Device, timed_s: float) -> tuple[list[float], list[float]]:
+    """Milliseconds per micro-step, one value per burst: elapsed, and processor time of this thread."""
     first_ms = _ms(micro_step, device)  # the gradients exist from here on
     burst = 1 if device.kind == "cpu" else max(1, min(50, round(BURST_SECONDS * 1e3 / first_ms)))
     samples: list[float] = []
-    began, began_cpu = time.perf_counter(), time.thread_time()
+    cpu_samples: list[float] = []
+    began = time.perf_counter()
     while not _is_enough(len(samples), time.perf_counter() - began, timed_s):
+        began_cpu = time.thread_time()
         samples.append(_ms(lambda: _repeat(micro_step, burst), device) / burst)
-    elapsed, cpu = time.perf_counter() - began, time.thread_time() - began_cpu
-    return samples, cpu / elapsed
+        cpu_samples.append((time.thread_time() - began_cpu) * 1e3 / burst)
+    return samples, cpu_samples
 
 
 def _is_enough(samples: int, elapsed_s: float, timed_s: float) -> bool:

@@ -100,7 +100,6 @@ def _score(speed: MeasuredSpeed, config: TrainConfig, machine: Machine, rows: in
         ms_per_micro_step=ms,
         ms_low=ms,
         ms_high=ms,
-        ms_fastest=ms,
         samples=1,
         ms_per_update=update_ms,
         allocated_gib=speed.allocated_gib,

@@ -55,7 +55,8 @@ NO_DRIFT = Drift(0.0, 0.0)
 def score_all(trials: Sequence[Trial], workload: Workload) -> list[Score]:
     """One score per candidate that finished, fastest first.
 
-    A steady drift is taken out before the medians; on shared cores the fastest micro-step stands for the median.
+    A steady drift is taken out before the medians. On shared cores processor time stands for elapsed time: the
+    elapsed time says more about the other programs than about the candidate.
     """
     finished = [(trial, trial.timing) for trial in trials if trial.timing is not None]
     if not finished:
@@ -74,7 +75,7 @@ def score_all(trials: Sequence[Trial], workload: Workload) -> list[Score]:
     middle = min if is_busy else median
     update_ms = {key: middle(values) for key, values in updates.items()}
     scores = [
-        _score(candidate, each, workload, update_ms[(candidate.variant.threads, candidate.variant.compile)], is_busy)
+        _score(candidate, each, workload, update_ms[(candidate.variant.threads, candidate.variant.compile)])
         for candidate, each in times.items()
     ]
     return sorted(scores, key=lambda score: -score.tokens_per_s)
@@ -123,7 +124,7 @@ def find_drift(trials: Sequence[Trial]) -> Drift:
 
 
 def is_shared(trials: Iterable[Trial]) -> bool:
-    """Whether other programs took the cores. Then the median says more about them than about the candidate."""
+    """Whether other programs took the cores of a CPU while it was measured."""
     return (_cpu_share(trials) or 1.0) < FAIR_CPU_SHARE
 
 
@@ -155,16 +156,15 @@ def machine_notes(trials: Sequence[Trial]) -> list[str]:
     if is_shared(trials):
         notes.append(
             f"other programs used the cores: trials got {100 * (_cpu_share(trials) or 0):.0f} % of the time they wanted; "
-            "ranked by the fastest micro-steps, which that spoils least"
+            "tokens/s are from processor time, as on quiet cores"
         )
     return notes
 
 
-def _score(
-    candidate: Candidate, times: list[tuple[float, Timing]], workload: Workload, update_ms: float, is_busy: bool
-) -> Score:
+def _score(candidate: Candidate, times: list[tuple[float, Timing]], workload: Workload, update_ms: float) -> Score:
     ordered = sorted(times, key=lambda pair: pair[0])
-    ms, timing = ordered[0] if is_busy else (median(pair[0] for pair in ordered), ordered[len(ordered) // 2][1])
+    ms = median(pair[0] for pair in ordered)
+    timing = ordered[len(ordered) // 2][1]
     between = (ordered[-1][0] - ordered[0][0]) / 2 / ms
     known = [t.memory_gib for _, t in times if t.memory_gib is not None]
     step_ms = ms * workload.accumulation(candidate.micro_batch) + update_ms
@@ -185,7 +185,7 @@ def _cpu_share(trials: Iterable[Trial]) -> float | None:
 
 
 def _ms(timing: Timing, is_busy: bool) -> float:
-    return timing.ms_fastest if is_busy else timing.ms_per_micro_step
+    return timing.cpu_ms if is_busy and timing.cpu_ms else timing.ms_per_micro_step
 
 
 def _memory_step(score: Score) -> float:

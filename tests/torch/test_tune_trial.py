@@ -46,8 +46,11 @@ def test_a_trial_measures_time_and_memory() -> None:
     assert ended.outcome == "ok", ended.message
     assert stages == ["building", "warming up", "timing", "evaluating"]
     timing = timing_from_json(ended.values)
-    assert 0 < timing.ms_fastest <= timing.ms_low <= timing.ms_per_micro_step <= timing.ms_high
+    assert 0 < timing.ms_low <= timing.ms_per_micro_step <= timing.ms_high
     assert timing.samples >= 4
+    assert timing.cpu_ms is not None
+    assert timing.cpu_share is not None
+    assert 0 < timing.cpu_share < 1.05, "one thread cannot use more processor time than passes"
     assert timing.ms_per_update > 0
     assert timing.ms_per_eval is not None
     assert timing.device.endswith(", 1 threads"), "the trial really ran with the threads it was given"
