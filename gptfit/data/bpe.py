@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gptfit.data.bins import write_whole
-from gptfit.data.documents import Reading, read_unit
-from gptfit.data.forecast import source_spans
+from gptfit.data.documents import read_unit
+from gptfit.data.forecast import plain_reading, source_spans
 from gptfit.data.parquet import OpenFiles
 from gptfit.data.sources import Source, find_sources
-from gptfit.data.split import SplitRule
 from gptfit.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from gptfit.data.work import Span, Unit
 from gptfit.errors import DataError, UsageError
@@ -82,7 +81,7 @@ class _Sampler:
         self.held_out: list[str] = []
 
     def training_texts(self) -> Iterator[list[str]]:
-        reading = Reading(tuple(self._sources), self._column, SplitRule("hash", 0, 0), False, None)
+        reading = plain_reading(self._sources, self._column)
         number = 0
         with closing(OpenFiles()) as files:
             for span in self._spread():

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gptfit.data.documents import Reading, read_unit
-from gptfit.data.forecast import source_spans
+from gptfit.data.documents import read_unit
+from gptfit.data.forecast import plain_reading, source_spans
 from gptfit.data.measure import ParquetFacts, measure_parquet
 from gptfit.data.parquet import OpenFiles, open_parquet
 from gptfit.data.sources import Source, find_sources
-from gptfit.data.split import SplitRule
 from gptfit.data.tokenizer import load_tokenizer
 from gptfit.data.work import Unit
 from gptfit.dataset import MANIFEST, DatasetInfo, Split, read_dataset
@@ -79,7 +78,7 @@ def describe_source(path: str, column: str = "text") -> SourceDescription:
 
 
 def _samples(source: Source, column: str) -> list[str]:
-    reading = Reading((source,), column, SplitRule("hash", 0, 0), skip_bad=False, shuffle_seed=None)
+    reading = plain_reading([source], column)
     found: list[str] = []
     with closing(OpenFiles()) as files:
         for span in source_spans(source, 0, column):

@@ -18,7 +18,7 @@ from gptfit.data.parquet import OpenFiles, read_batches
 from gptfit.data.sources import Source
 from gptfit.data.split import SplitRule
 from gptfit.data.tokenizer import SURROGATE, without_surrogates
-from gptfit.data.work import BATCH_BYTES, SHUFFLE_BYTES, Span, Unit
+from gptfit.data.work import SHUFFLE_BYTES, Span, Unit
 from gptfit.errors import DataError
 
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of a byte that is not UTF-8
@@ -49,12 +49,13 @@ class Reading:
     split: SplitRule
     skip_bad: bool
     shuffle_seed: int | None
+    batch_bytes: int  # of text in a batch, about
 
 
 def read_unit(reading: Reading, unit: Unit, files: OpenFiles) -> Generator[Batch, None, None]:
     """The unit's documents in their final order."""
     batches = _in_order(reading, unit, files)
-    return batches if reading.shuffle_seed is None else _mixed(batches, reading.shuffle_seed, unit.index)
+    return batches if reading.shuffle_seed is None else _mixed(batches, reading, unit.index)
 
 
 def _in_order(reading: Reading, unit: Unit, files: OpenFiles) -> Generator[Batch, None, None]:
@@ -78,17 +79,17 @@ def _unreadable(span: Span, why: str) -> Batch:
 
 def _read_span(source: Source, span: Span, reading: Reading, files: OpenFiles) -> Iterator[Read]:
     if source.kind == "parquet":
-        return _read_row_group(files.get(source), source, span, reading.text_column)
+        return _read_row_group(files.get(source), source, span, reading)
     if source.kind == "txt":
-        return read_txt(source, BATCH_BYTES, reading.split.fraction if reading.split.kind == "tail" else None)
+        return read_txt(source, reading.batch_bytes, reading.split.fraction if reading.split.kind == "tail" else None)
     read = read_jsonl if source.kind == "jsonl" else read_csv
-    return read(source, reading.text_column, BATCH_BYTES)
+    return read(source, reading.text_column, reading.batch_bytes)
 
 
-def _read_row_group(file: ParquetFile, source: Source, span: Span, column: str) -> Iterator[Read]:
+def _read_row_group(file: ParquetFile, source: Source, span: Span, reading: Reading) -> Iterator[Read]:
     assert span.group is not None
     rows = told = 0
-    for values in read_batches(file, column, span.group, BATCH_BYTES, source.name):
+    for values in read_batches(file, reading.text_column, span.group, reading.batch_bytes, source.name):
         rows += len(values)
         done = span.source_bytes * rows // span.group.rows
         yield Read(values, done - told)
@@ -149,8 +150,8 @@ def _tell(counter: Counter[str], problems: list[str], reason: str, line: str) ->
         problems.append(line)
 
 
-def _mixed(batches: Iterator[Batch], seed: int, unit: int) -> Generator[Batch, None, None]:
-    """Documents of up to SHUFFLE_BYTES at a time in a seeded order, in batches of about BATCH_BYTES."""
+def _mixed(batches: Iterator[Batch], reading: Reading, unit: int) -> Generator[Batch, None, None]:
+    """Documents of up to SHUFFLE_BYTES at a time in a seeded order."""
     waiting: list[Batch] = []
     size = window = 0
     unfinished = False
@@ -160,15 +161,15 @@ def _mixed(batches: Iterator[Batch], seed: int, unit: int) -> Generator[Batch, N
             waiting.append(batch)
             size += sum(map(len, batch.texts))
         if waiting and (in_pieces or size >= SHUFFLE_BYTES):
-            yield from _shuffled(waiting, random.Random(f"{seed} {unit} {window}"))
+            yield from _shuffled(waiting, random.Random(f"{reading.shuffle_seed} {unit} {window}"), reading.batch_bytes)
             waiting, size, window = [], 0, window + 1
         if in_pieces:  # one text larger than a batch: its pieces must stay together
             yield batch
     if waiting:
-        yield from _shuffled(waiting, random.Random(f"{seed} {unit} {window}"))
+        yield from _shuffled(waiting, random.Random(f"{reading.shuffle_seed} {unit} {window}"), reading.batch_bytes)
 
 
-def _shuffled(batches: list[Batch], rng: random.Random) -> Iterator[Batch]:
+def _shuffled(batches: list[Batch], rng: random.Random, batch_bytes: int) -> Iterator[Batch]:
     documents = [pair for batch in batches for pair in zip(batch.texts, batch.val.tolist(), strict=True)]
     rng.shuffle(documents)
     first = Batch([], np.zeros(0, np.bool_))
@@ -178,7 +179,7 @@ def _shuffled(batches: list[Batch], rng: random.Random) -> Iterator[Batch]:
         first.skipped += batch.skipped
         first.replaced += batch.replaced
         first.problems += batch.problems
-    for start, stop in _slices([len(text) for text, _ in documents], BATCH_BYTES) or [(0, 0)]:
+    for start, stop in _slices([len(text) for text, _ in documents], batch_bytes) or [(0, 0)]:
         chosen = documents[start:stop]
         batch = first if start == 0 else Batch([], np.zeros(0, np.bool_))
         batch.texts = [text for text, _ in chosen]

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gptfit.data import bins, documents, shard, work
+from gptfit.data import bins, shard, work
 from gptfit.data.journal import folder_lock
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
@@ -30,7 +30,6 @@ from .conftest import Kept, WriteParquet, digest, stories
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pieces and a journal after each, so that a small file has many instants to die at."""
-    monkeypatch.setattr(documents, "BATCH_BYTES", 2000)
     monkeypatch.setattr(work, "BATCH_BYTES", 2000)
     monkeypatch.setattr(shard, "JOURNAL_SECONDS", 0.0)
 

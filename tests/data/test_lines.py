@@ -86,7 +86,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted_as_in_parquet(
 
 
 def test_a_long_text_stays_whole_when_shuffled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gptfit.data.documents.BATCH_BYTES", 3000)
+    monkeypatch.setattr("gptfit.data.work.BATCH_BYTES", 3000)
     monkeypatch.setattr(lines, "CHUNK", 1000)
     texts = ["\n\n".join(stories(30, seed)) for seed in range(3)]
     for i, text in enumerate(texts):
@@ -117,7 +117,7 @@ def test_bad_line_files_name_the_file_and_line(tmp_path: Path, name: str, conten
 
 def test_a_text_file_is_one_document_cut_where_no_token_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "CHUNK", 1000)
-    monkeypatch.setattr("gptfit.data.documents.BATCH_BYTES", 3000)
+    monkeypatch.setattr("gptfit.data.work.BATCH_BYTES", 3000)
     text = "\n\n".join(stories(60)) + "   "
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     (tmp_path / "b.txt").write_text("second", encoding="utf-8")
@@ -132,7 +132,7 @@ def test_the_tail_of_a_single_text_is_validation_to_the_character(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "CHUNK", 1000)
-    monkeypatch.setattr("gptfit.data.documents.BATCH_BYTES", 3000)
+    monkeypatch.setattr("gptfit.data.work.BATCH_BYTES", 3000)
     text = "\n\n".join(stories(60))
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     cut = int(len(text) * (1 - 0.25))

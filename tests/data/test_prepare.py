@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gptfit.data import documents, work
+from gptfit.data import work
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import forecast, prepare
 from gptfit.data.tokenizer import load_tokenizer
@@ -108,7 +108,6 @@ def test_the_manifest_counts_what_is_in_the_files(parquet: WriteParquet, tmp_pat
 def test_the_bytes_are_the_same_for_any_number_of_workers(
     parquet: WriteParquet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "BATCH_BYTES", 3000)
     monkeypatch.setattr(work, "BATCH_BYTES", 3000)
     sources = tuple(str(parquet(f"{i}.parquet", stories(150, i), rows=20 + 40 * i)) for i in range(3))
     for shuffle in (False, True):
