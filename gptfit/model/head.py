@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Rows of logits turned into probabilities at a time: 16 x 50,304 floats are 3 MB, small enough for a core's cache.
-ROWS_PER_SOFTMAX = 16
+# Rows of logits turned into probabilities at a time. On a CPU 16 x 50,304 floats are 3 MB, small enough for a core's
+# cache; on a card 512 rows fill it and take 100 MB of float32.
+CPU_ROWS_PER_SOFTMAX, CARD_ROWS_PER_SOFTMAX = 16, 512
 
 
 def token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = 0, cap: float = 0.0) -> Tensor:
@@ -85,7 +86,7 @@ def _loss_and_gradients(
 
 def _losses_leaving_gradient(logits: Tensor, ids: Tensor, cap: float) -> Tensor:
     """Per-token losses; `logits` is overwritten by softmax minus one-hot, the gradient of their sum; a cap bends it."""
-    rows = ROWS_PER_SOFTMAX if logits.device.type == "cpu" else logits.shape[0]
+    rows = CPU_ROWS_PER_SOFTMAX if logits.device.type == "cpu" else CARD_ROWS_PER_SOFTMAX
     losses = []
     for block, targets in zip(_pieces(logits, rows), _pieces(ids, rows), strict=True):
         log_p = torch.log_softmax(soft_cap(block.float(), cap), dim=-1)

@@ -18,6 +18,7 @@ from gptfit.run.batches import Batch
 from gptfit.run.chunking import loss_chunk_tokens
 from gptfit.run.compiler import compile_model, find_compile_problem
 from gptfit.run.device import Device
+from gptfit.run.hostmemory import keep_freed_memory
 from gptfit.run.optimizer import make_optimizer, set_learning_rate
 from gptfit.run.processes import Processes
 from gptfit.shape import ModelShape
@@ -101,6 +102,8 @@ class Engine:
 def build_engine(config: TrainConfig, shape: ModelShape, device: Device, processes: Processes | None = None) -> Engine:
     """Model (drawn from torch's global stream, on the CPU, as nanoGPT does), optimizer, compiler, DDP."""
     processes = processes or Processes()
+    if device.kind == "cpu":
+        keep_freed_memory()
     model = build_model(shape, config.dropout, config.checkpoint_activations)
     model.to(device.torch_device)
     model.loss_chunk_tokens = loss_chunk_tokens(config, shape, device)
