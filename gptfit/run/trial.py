@@ -89,6 +89,10 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
     device.reset_peak_memory()
     tell("stage", name="timing")
     samples, cpu_samples = time_micro_steps(lambda: _micro_step(engine, batch), device, request["timed_s"])
+    if device.needs_scaler:
+        # So many micro-steps overflow float16, and an update that is skipped would be timed.
+        engine.forget_gradients()
+        _micro_step(engine, batch)
     update_ms, _ = _update(engine)
     eval_ms = None
     if request["has_eval"]:
@@ -96,9 +100,10 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
         engine.mean_loss([batch])  # compiles
         eval_ms = _ms(lambda: engine.mean_loss([batch]), device)
     low, _, high = quantiles(samples, n=4, method="inclusive")
+    allocated, reserved = device.peak_memory_bytes(), device.peak_reserved_bytes()
+    device_bytes = device.peak_device_bytes(request["others_bytes"])
+    # After the memory was read: an unknown card's peak rate is measured with large matrices.
     peak_tflops, peak_basis = device.peak_rate() if request["has_eval"] else (None, "")
-    on_card = device.kind == "cuda"
-    reserved = device.peak_reserved_bytes()
     return Timing(
         device=device.name,
         chunked_loss=bool(engine.model.loss_chunk_tokens),
@@ -109,9 +114,9 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
         samples=len(samples),
         ms_per_update=update_ms,
         ms_per_eval=eval_ms,
-        allocated_gib=device.peak_memory_bytes() / GIB if on_card else None,
+        allocated_gib=allocated / GIB if device.kind == "cuda" else None,
         reserved_gib=reserved / GIB if reserved is not None else None,
-        device_gib=device.peak_device_bytes(request["others_bytes"]) / GIB,
+        device_gib=device_bytes / GIB,
         peak_tflops=peak_tflops,
         peak_basis=peak_basis,
         cpu_ms=median(cpu_samples) if device.kind == "cpu" else None,

@@ -15,7 +15,7 @@ from gptfit.config import TrainConfig
 from gptfit.errors import RunError, UsageError
 from gptfit.run.tune import Session, find_machine, make_measure, tune
 from gptfit.run.tunecache import measured_speed
-from gptfit.run.tunerank import Score, machine_notes
+from gptfit.run.tunerank import Score, is_shared, machine_notes
 from gptfit.run.tunespace import make_space
 from gptfit.run.tunewords import chunk_note, explain
 from gptfit.shape import ModelShape
@@ -68,6 +68,9 @@ class TuneResult:
         return max(found, default=None)
 
     def mfu(self, score: Score) -> float | None:
+        """None also where cores were shared: the peak was measured while others used them."""
+        if is_shared(self.session.trials):
+            return None
         peak = self.peak
         return self.shape.flops_per_token * score.tokens_per_s / 1e12 / peak[0] if peak else None
 
