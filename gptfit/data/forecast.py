@@ -58,7 +58,9 @@ def lay_out(options: PrepareOptions, tokenizer: Tokenizer | None, report: Report
     sample = _sample(replace(plain, batch_bytes=SAMPLED_CHARS), spans, tokenizer or byte_tokenizer())
     if not tail:
         rows |= _count_lines(plain, spans, rows)
-    tokens = _expected_tokens(sample, spans, sum(rows.values()), options)
+    tokens = _expected_tokens(sample, spans, sum(rows.values()))
+    share = _limited_share(options, tokens.value, sum(rows.values()))
+    tokens = tokens.map(share)
     text_bytes = sum(span.text_bytes or span.source_bytes * sample.text_per_source for span in spans)
     if tail:
         fraction = TAIL_FRACTION if options.val_fraction is None else options.val_fraction
@@ -75,7 +77,7 @@ def lay_out(options: PrepareOptions, tokenizer: Tokenizer | None, report: Report
         source_bytes=sum(span.source_bytes for span in spans),
         text_bytes=text_bytes,
         tokens=tokens,
-        seconds=sample.seconds_per_token * tokens.value / options.n_workers,
+        seconds=sample.seconds_per_text_byte * text_bytes * share / options.n_workers,
         disk_needed=int(tokens.high * item_bytes),
         disk_free=free_bytes(options.out),
         split=rule,
@@ -146,7 +148,7 @@ class _Sample:
     tokens_per_text_byte: float
     tokens_per_source_byte: float  # of line files
     text_per_source: float
-    seconds_per_token: float
+    seconds_per_text_byte: float  # of one core, reading and encoding
 
 
 def _sample(reading: Reading, spans: Sequence[Span], tokenizer: Tokenizer) -> _Sample:
@@ -156,30 +158,34 @@ def _sample(reading: Reading, spans: Sequence[Span], tokenizer: Tokenizer) -> _S
     chosen = random.Random(0).sample(spans, min(SAMPLED_SPANS, len(spans)))
     ratios: list[float] = []
     tokens = text_bytes = source_bytes = 0
-    started = time.process_time()
-    for batch in _first_batches(reading, chosen):
-        piece = encode_documents(batch, tokenizer, None)
+    paces = []
+    for batch, seconds in _first_batches(reading, chosen):
+        started = time.process_time()
+        piece = encode_documents(_head(batch), tokenizer, None)
+        encoding = (time.process_time() - started) / max(1, int(piece.text_bytes.sum()))
+        paces.append(seconds / sum(map(len, batch.texts)) + encoding)
         ratios.append(int(piece.lengths.sum()) / max(1, int(piece.text_bytes.sum())))
         tokens += int(piece.lengths.sum())
         text_bytes += int(piece.text_bytes.sum())
         source_bytes += piece.source_bytes
-    seconds = time.process_time() - started
     return _Sample(
         ratios=ratios,
         tokens_per_text_byte=tokens / max(1, text_bytes),
         tokens_per_source_byte=tokens / max(1, source_bytes),
         text_per_source=text_bytes / max(1, source_bytes),
-        seconds_per_token=seconds / max(1, tokens),
+        seconds_per_text_byte=min(paces, default=0.0),  # the first ones fill caches and are several times slower
     )
 
 
-def _first_batches(reading: Reading, spans: Sequence[Span]) -> Iterator[Batch]:
+def _first_batches(reading: Reading, spans: Sequence[Span]) -> Iterator[tuple[Batch, float]]:
+    """The first batch of each span, and the seconds it took to read."""
     with closing(OpenFiles()) as files:
         for span in spans:
+            started = time.process_time()
             with closing(read_unit(reading, Unit(0, (span,)), files)) as batches:
                 batch = next(batches, None)
             if batch is not None and batch.texts:
-                yield _head(batch)
+                yield batch, time.process_time() - started
     pa.default_memory_pool().release_unused()
 
 
@@ -195,7 +201,7 @@ def _head(batch: Batch) -> Batch:
     return replace(batch, texts=texts, val=batch.val[: len(texts)], source_bytes=source_bytes)
 
 
-def _expected_tokens(sample: _Sample, spans: Sequence[Span], rows: int, options: PrepareOptions) -> Estimate:
+def _expected_tokens(sample: _Sample, spans: Sequence[Span], rows: int) -> Estimate:
     ratios = sample.ratios
     if not ratios:
         return Estimate(0.0, 0.0, 0.0, "measured")
@@ -206,13 +212,17 @@ def _expected_tokens(sample: _Sample, spans: Sequence[Span], rows: int, options:
     spread = (
         WIDE_RANGE if len(ratios) < 2 or lines else max(NARROW_RANGE, 2 * stdev(ratios) / mean / len(ratios) ** 0.5)
     )
-    found = Estimate.within(value, min(spread, 0.9), "measured")
+    return Estimate.within(value, min(spread, 0.9), "measured")
+
+
+def _limited_share(options: PrepareOptions, tokens: float, rows: int) -> float:
+    """The part of the sources that --limit leaves."""
     share = 1.0
     if options.limit_tokens is not None:
-        share = min(share, options.limit_tokens / max(1.0, value))
+        share = min(share, options.limit_tokens / max(1.0, tokens))
     if options.limit_documents is not None and rows:
         share = min(share, options.limit_documents / rows)
-    return found.map(share)
+    return share
 
 
 def _count_lines(reading: Reading, spans: Sequence[Span], rows: dict[int, int]) -> dict[int, int]:
