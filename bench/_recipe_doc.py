@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from _recipe_runs import REPO, Setup
 
 RESULTS = REPO / "bench" / "recipe_results.json"
 DOC = REPO / "docs" / "recipe.md"
+WIDTH = 118
 ABLATION = Setup("ablation", "bytes", 3, 2, 128, 128, 8, steps=250, eval_iters=32)
 
 
@@ -68,9 +70,10 @@ def render(facts: dict[str, Any]) -> str:
     )
     taken, added = (_worths(rows, takes_out) for takes_out in (True, False))
     small = [name for name, _, worth in taken if worth < noise]
-    lines = [*INTRODUCTION, about, "", *_table("the recipe, but", taken), ""]
+    lines = [*INTRODUCTION, textwrap.fill(about, WIDTH), "", *_table("the recipe, but", taken), ""]
     if small:
-        lines += [f"Worth nothing that can be seen at this size: {'; '.join(small)}. {KEPT}", ""]
+        nothing = f"Worth nothing that can be seen at this size: {'; '.join(small)}. {KEPT}"
+        lines += [textwrap.fill(nothing, WIDTH), ""]
     lines += ["Left out of the default, each one key away:", "", *_table("the recipe", added), "", *CAVEATS]
     return "\n".join(lines)
 

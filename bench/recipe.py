@@ -1,6 +1,7 @@
 """The modern recipe beside stock nanoGPT: loss against tokens and seconds, and what each ingredient is worth.
 
-python bench/recipe.py --nanogpt PATH            one small model, minutes on two idle cores
+python bench/recipe.py                           the step time of both recipes in gptfit
+python bench/recipe.py --nanogpt PATH            and one small model, minutes on two idle cores
 python bench/recipe.py --nanogpt PATH --full     5M bytes and 30M GPT-2 vocabulary, 3 seeds, hours
 python bench/recipe.py --ablation                rewrites docs/recipe.md from runs without each ingredient
 """
@@ -59,8 +60,8 @@ def main() -> int:
     args = parser.parse_args()
     data = args.data or REPO.parent / "shared" / "data"
     sources = sorted(data.glob("web_*.parquet")) or sorted(data.glob("*.parquet"))
-    if not sources or not (args.nanogpt or args.ablation):
-        print("nothing to run: needs --nanogpt PATH and text (--data FOLDER with .parquet files), or --ablation")
+    if not sources:
+        print("nothing to run: name a folder with .parquet files with --data")
         return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -70,10 +71,12 @@ def main() -> int:
             ablate(prepare(sources, ABLATION.tokenizer, folder), folder, args.seeds or 2)
         if args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile
+            nanogpt = args.nanogpt.resolve()
             for setup in FULL if args.full else (SMALL,):
-                runner = Runner(folder, prepare(sources, setup.tokenizer, folder), args.threads, args.nanogpt.resolve())
+                runner = Runner(folder, prepare(sources, setup.tokenizer, folder), args.threads, nanogpt)
                 report(compare(runner, setup, args.seeds or 3, is_compiled))
-                report_step_time(runner, setup, is_compiled)
+        for setup in () if args.ablation else FULL if args.full else FULL[:1]:
+            report_step_time(Runner(folder, prepare(sources, setup.tokenizer, folder), args.threads), setup)
     return 0
 
 
@@ -151,17 +154,21 @@ def spread(values: list[float], digits: int = 2) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def report_step_time(runner: Runner, setup: Setup, is_compiled: bool) -> None:
-    """Our gpt2 path and the modern recipe in turns, same model size, same batch."""
+def report_step_time(runner: Runner, setup: Setup) -> None:
+    """Our gpt2 path and the modern recipe in turns, compiled, same model size, same batch."""
     times: dict[str, list[float]] = {"gpt2": [], "modern": []}
     keys = {"max_iters": STEP_TIME_STEPS, "lr_decay_iters": STEP_TIME_STEPS, "eval_interval": STEP_TIME_STEPS}
     for seed in (1, 2):
         for recipe in times:
-            more = {} if recipe == "modern" else {"warmup_iters": 1}
-            curve = runner.gptfit_curve(setup, seed, recipe=recipe, compile=is_compiled, log_interval=1, **keys, **more)
+            more = keys if recipe == "modern" else keys | {"warmup_iters": 1}
+            curve = runner.gptfit_curve(
+                setup, seed, recipe=recipe, compile=True, log_interval=1, **(more | {"eval_iters": 1})
+            )
             times[recipe].append(curve.ms_per_step)
     gpt2, modern = (min(times[recipe]) for recipe in ("gpt2", "modern"))
-    print(f"step: modern {modern:.0f} ms, gpt2 {gpt2:.0f} ms, {modern / gpt2:.2f} times (target {STEP_TARGET:g})")
+    print(
+        f"{setup.name} step, compiled: modern {modern:.0f} ms, gpt2 {gpt2:.0f} ms, {modern / gpt2:.2f} times (target {STEP_TARGET:g})"
+    )
 
 
 def ablate(data: Path, folder: Path, seeds: int) -> None:
