@@ -15,6 +15,7 @@ from gptfit.errors import DataError
 
 # Names in use for the token after a document: GPT-2, Llama 3, Llama 2 and T5, Gemma, Qwen chat, DeepSeek.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<｜end▁of▁sentence｜>")
+NO_TEXT = "\U0010ffff"  # a code point that is reserved as no character
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
@@ -58,8 +59,15 @@ def _all_ids(spec: dict[str, Any]) -> dict[str, int]:
 
 def _without_specials(spec: dict[str, Any]) -> dict[str, Any]:
     """The same tokenizer for plain text: nothing added at the ends, nothing cut, special tokens are not looked for."""
-    ordinary = [added for added in spec.get("added_tokens") or () if not added.get("special")]
-    return spec | {"added_tokens": ordinary, "post_processor": None, "truncation": None, "padding": None}
+    added_tokens = spec.get("added_tokens") or ()
+    ordinary = [added for added in added_tokens if not added.get("special")]
+    plain = spec | {"added_tokens": ordinary, "post_processor": None, "truncation": None, "padding": None}
+    vocab = spec["model"]["vocab"]
+    if isinstance(vocab, list):  # Unigram matches every entry in text, so a special one gets a spelling no text has
+        special = {added["content"] for added in added_tokens if added.get("special")}
+        hidden = [[NO_TEXT + token if token in special else token, score] for token, score in vocab]
+        plain["model"] = spec["model"] | {"vocab": hidden}
+    return plain
 
 
 def _agreeing_engine(plain: str, end: int | None, name: str) -> Encoder:
@@ -84,16 +92,18 @@ def _agreeing_engine(plain: str, end: int | None, name: str) -> Encoder:
 
 
 def _pieces(spec: dict[str, Any], ids: dict[str, int], vocab_size: int) -> Sequence[bytes]:
-    """Each id's bytes: exact for a byte-level vocabulary; others spell a blank as U+2581 and a byte as <0x0A>."""
+    """Each id's bytes: exact for a byte-level vocabulary; others mark blanks (U+2581, ##) and spell a byte <0x0A>."""
     byte_of = {character: byte for byte, character in gpt2.byte_spelling().items()}
     added = {entry["content"] for entry in spec.get("added_tokens") or ()}
-    byte_level = "ByteLevel" in set(_types(spec.get("decoder")))
+    kinds = {*_types(spec.get("decoder")), str(spec["model"].get("type"))}
     pieces = [b""] * vocab_size
     for token, index in ids.items():
-        if byte_level and token not in added and all(character in byte_of for character in token):
+        if "ByteLevel" in kinds and token not in added and all(character in byte_of for character in token):
             pieces[index] = bytes(byte_of[character] for character in token)
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             pieces[index] = bytes.fromhex(token[3:5])
+        elif "WordPiece" in kinds and token not in added:
+            pieces[index] = (token[2:] if token.startswith("##") else " " + token).encode("utf-8", "replace")
         else:
             pieces[index] = token.replace("\u2581", " ").encode("utf-8", "replace")
     return tuple(pieces)

@@ -209,3 +209,37 @@ def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path: Path, content: str) -
 def test_a_name_that_is_no_tokenizer_says_which_there_are() -> None:
     with pytest.raises(DataError, match="use gpt2, bytes, chars or a path"):
         load_tokenizer("gpt3")
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "bpe"])
+def test_tokenizers_of_other_kinds_encode_as_their_library_does(tmp_path: Path, kind: str) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    texts = ["the quick brown fox jumps over the lazy dog again and again", "a naïve café </s> sat"] * 20
+    special = ["<unk>", "</s>"]
+    if kind == "unigram":
+        model, trainer = (
+            models.Unigram(),
+            trainers.UnigramTrainer(vocab_size=80, special_tokens=special, unk_token="<unk>", show_progress=False),
+        )
+        before, after = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    elif kind == "wordpiece":
+        model, trainer = (
+            models.WordPiece(unk_token="<unk>"),
+            trainers.WordPieceTrainer(vocab_size=120, special_tokens=special, show_progress=False),
+        )
+        before, after = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    else:
+        model, trainer = models.BPE(), trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+        before, after = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    trained = tokenizers.Tokenizer(model)
+    trained.pre_tokenizer, trained.decoder = before, after
+    trained.train_from_iterator(texts, trainer)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    found = load_tokenizer(tmp_path / "tokenizer.json")
+    text = "the lazy fox sat again"
+    assert found.encode(text) == trained.encode(text, add_special_tokens=False).ids
+    assert found.decode(found.encode(text)).strip() == text
+    assert found.end_of_text == trained.token_to_id("</s>")
+    assert found.end_of_text not in found.encode("over </s> the")
