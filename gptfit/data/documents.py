@@ -32,6 +32,7 @@ class Batch:
 
     texts: list[str]
     val: NDArray[np.bool_]
+    origin: str = ""  # file and rows, for messages
     source_bytes: int = 0
     rows: int = 0
     continues: bool = False
@@ -101,7 +102,8 @@ def _usable(read: Read, first_row: int, source: Source, reading: Reading) -> Bat
     values = read.values
     rows = np.arange(first_row, first_row + len(values))
     val = reading.split.is_val(source.key, rows) if read.val is None else np.full(len(values), read.val)
-    batch = Batch([], val, read.source_bytes, len(values) - read.continues, read.continues)
+    origin = f"{source.name}: rows {first_row} to {first_row + max(0, len(values) - 1)}"
+    batch = Batch([], val, origin, read.source_bytes, len(values) - read.continues, read.continues)
     if set(map(type, values)) == {str} and "" not in values:  # nearly always
         batch.texts = list(cast(Sequence[str], values))
     else:
@@ -172,7 +174,7 @@ def _mixed(batches: Iterator[Batch], reading: Reading, unit: int) -> Generator[B
 def _shuffled(batches: list[Batch], rng: random.Random, batch_bytes: int) -> Iterator[Batch]:
     documents = [pair for batch in batches for pair in zip(batch.texts, batch.val.tolist(), strict=True)]
     rng.shuffle(documents)
-    first = Batch([], np.zeros(0, np.bool_))
+    first = Batch([], np.zeros(0, np.bool_), batches[0].origin)
     for batch in batches:  # what happened to the rows is reported once, with the first documents
         first.source_bytes += batch.source_bytes
         first.rows += batch.rows
@@ -181,7 +183,7 @@ def _shuffled(batches: list[Batch], rng: random.Random, batch_bytes: int) -> Ite
         first.problems += batch.problems
     for start, stop in _slices([len(text) for text, _ in documents], batch_bytes) or [(0, 0)]:
         chosen = documents[start:stop]
-        batch = first if start == 0 else Batch([], np.zeros(0, np.bool_))
+        batch = first if start == 0 else Batch([], np.zeros(0, np.bool_), first.origin)
         batch.texts = [text for text, _ in chosen]
         batch.val = np.array([val for _, val in chosen], np.bool_)
         yield batch

@@ -95,7 +95,7 @@ def _cuts(text: str, tokenizer: Tokenizer) -> list[int] | None:
 
 def _drop(batch: Batch, refused: list[int]) -> None:
     batch.skipped["unbroken run over 16 MiB"] += len(refused)
-    batch.problems.append(f"{len(refused)} document(s) with an unbroken run of over 16 MiB skipped")
+    batch.problems.append(f"{batch.origin}: {len(refused)} with an unbroken run of over 16 MiB skipped")
     if batch.continues and refused[-1] == len(batch.texts) - 1:
         batch.continues = False
     batch.texts = [text for i, text in enumerate(batch.texts) if i not in set(refused)]

@@ -136,9 +136,10 @@ def test_cutting_a_long_text_changes_no_token(text: str, long_chars: int) -> Non
 def test_a_document_without_a_place_to_cut_is_skipped_only_when_enormous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "LONG_CHARS", 100)
     monkeypatch.setattr(encode, "MOST_UNBROKEN_CHARS", 1000)
-    batch = Batch(["short", "a" * 1001, "b" * 1000], np.zeros(3, np.bool_))
+    batch = Batch(["short", "a" * 1001, "b" * 1000], np.zeros(3, np.bool_), "x.parquet: rows 0 to 2")
     piece = encode_documents(batch, gpt2_tokenizer(), 50256)
     assert piece.skipped == {"unbroken run over 16 MiB": 1}
+    assert piece.problems == ["x.parquet: rows 0 to 2: 1 with an unbroken run of over 16 MiB skipped"]
     assert np.concatenate(piece.train or [[]]).tolist() == [
         *tokens("short", "tiktoken"),
         50256,
