@@ -101,12 +101,12 @@ def nanogpt_tokens(model: torch.nn.Module, text: torch.Tensor) -> Iterator[int]:
 
 def report(found: dict[str, tuple[float, float]]) -> None:
     print(f"124M model, float32, {torch.get_num_threads()} threads, context up to {SHAPE.block_size:,} tokens")
-    print(f"{'':24}{'first token':>14}{'tokens/s':>12}")
-    names = {"nanoGPT": "nanoGPT generate", "one": "gptfit, 1 sequence", "batch": "gptfit, 16 sequences"}
+    print(f"{'':26}{'first token':>14}{'tokens/s':>12}")
+    names = {"nanoGPT": "nanoGPT generate", "one": "gptfit, 1 sequence", "batch": "gptfit, 16 of one prompt"}
     for name, label in names.items():
         if name in found:
             first_s, rate = found[name]
-            print(f"{label:24}{first_s:>12.2f} s{rate:>12.2f}")
+            print(f"{label:26}{first_s:>12.2f} s{rate:>12.2f}")
     if "nanoGPT" in found:
         print(f"one sequence: {found['one'][1] / found['nanoGPT'][1]:.1f}x nanoGPT (to reach: {TARGET_ONE}x)")
     else:
