@@ -13,6 +13,12 @@ from gptfit.errors import RunError
 
 BAD_STEPS_BEFORE_ROLLBACK = 5
 ROLLBACKS_BEFORE_GIVING_UP = 3
+STOP_SENTENCES = {
+    "SIGINT": "interrupted; saving",
+    "SIGTERM": "asked to end; saving",
+    "max_hours": "max_hours is reached; saving",
+    "early_stop": "val loss has not improved for early_stop_evals evals; stopping",
+}
 
 
 class Stopped(Exception):

@@ -47,7 +47,7 @@ def check_free_space(folder: Path, needed_bytes: int, what: str) -> None:
 
 
 def make_run_folder(out_dir: str) -> Path:
-    """The folder of a run, there and writable, without what a killed writer left behind."""
+    """The folder of a run, there and writable."""
     folder = Path(out_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from gptfit.run.checkpoint import Checkpoint
 from gptfit.run.device import is_out_of_memory
 from gptfit.run.engine import Update
 from gptfit.run.extend import is_decay_start
-from gptfit.run.faults import NonFiniteCount, SignalWatch, Stopped, smaller_micro_batch
+from gptfit.run.faults import STOP_SENTENCES, NonFiniteCount, SignalWatch, Stopped, smaller_micro_batch
 from gptfit.run.garbage import collection_frozen
 from gptfit.run.memoryadvice import out_of_memory_advice
 from gptfit.run.meter import Meter
@@ -56,6 +56,9 @@ class Loop:
             except Stopped as stopped:
                 self._return_to_start()
                 reason = str(stopped)
+            if reason in STOP_SENTENCES:
+                kind = "signal" if reason.startswith("SIG") else reason
+                self.run.report.tell(kind, self.progress.step, STOP_SENTENCES[reason])
             if self.progress.step > 0 and reason != "eval_only":
                 self._save_last()
             return reason

@@ -28,7 +28,6 @@ class Progress:
     rises: int = 0  # evals in a row where val rose while train fell
     last_train_loss: float | None = None
     last_val_loss: float | None = None
-    skipped_updates: int = 0
 
     def record_eval(self, train_loss: float, val_loss: float) -> bool:
         """Whether this is the best model so far."""

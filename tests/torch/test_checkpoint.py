@@ -16,7 +16,6 @@ from gptfit.plan.memory import state_bytes
 from gptfit.run.checkpoint import LAST, load_checkpoint, load_model
 from gptfit.run.device import find_device
 from gptfit.run.engine import build_engine
-from gptfit.run.stepcost import measure_step_cost
 from gptfit.run.train import train
 
 MakeConfig = Callable[..., TrainConfig]
@@ -93,11 +92,3 @@ def test_nanogpts_decay_groups(small_config: MakeConfig) -> None:
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
     assert sum(p.numel() for p in decayed["params"]) == shape.decay_weights
     assert sum(p.numel() for p in others["params"]) == shape.no_decay_weights
-
-
-def test_a_measured_step_has_a_time_for_each_part(small_config: MakeConfig) -> None:
-    config = small_config()
-    cost = measure_step_cost(config, config.shape(65), find_device(config), micro_batch=3, repeats=2)
-    assert cost.tokens == 3 * 16
-    assert min(cost.micro_step_seconds, cost.update_seconds, cost.eval_seconds, cost.peak_bytes) > 0
-    assert cost.step_seconds(4) == 4 * cost.micro_step_seconds + cost.update_seconds

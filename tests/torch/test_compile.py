@@ -1,0 +1,38 @@
+"""The compiled loop trains like the eager one. Compiling takes a minute, so this is a slow test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gptfit.config import TrainConfig
+from gptfit.run import compiler
+from gptfit.run.train import train
+
+MakeConfig = Callable[..., TrainConfig]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # from inside torch's own compiler
+@pytest.mark.parametrize("chunked_loss", [False, True])
+def test_compiled_losses_are_the_eager_ones(small_config: MakeConfig, tmp_path: Any, chunked_loss: bool) -> None:
+    losses = {}
+    for compiled in (False, True):
+        events: list[dict[str, Any]] = []
+        out = str(tmp_path / f"out-{compiled}")
+        train(small_config(compile=compiled, out_dir=out, chunked_loss=chunked_loss, max_iters=4), events.append)
+        losses[compiled] = [event["loss"] for event in events if event["event"] == "step"]
+        assert any(event.get("kind") == "compile" for event in events) == compiled
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+
+
+def test_without_a_compiler_training_is_eager_and_says_why(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
+    events: list[dict[str, Any]] = []
+    assert train(small_config(compile=True), events.append).step == 8
+    messages = [event.get("message", "") for event in events]
+    assert "not compiled: there is no C++ compiler; install g++; training eagerly" in messages
