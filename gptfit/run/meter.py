@@ -23,9 +23,18 @@ class Meter:
     mfu: float | None = None
     tokens_per_s: float | None = None
     peak_bytes: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def mean_tokens_per_s(self) -> float | None:
+        """Over all steps of this process."""
+        return self.steps * self.run.tokens_per_step / self.seconds if self.seconds else None
 
     def count(self, seconds: float) -> None:
         run = self.run
+        self.steps += 1
+        self.seconds += seconds
         self.tokens_per_s = run.tokens_per_step / seconds
         mfu = run.shape.flops_per_token * self.tokens_per_s / (run.peak_tflops * 1e12 * run.processes.count)
         self.mfu = mfu if self.mfu is None else MFU_MEMORY * self.mfu + (1 - MFU_MEMORY) * mfu

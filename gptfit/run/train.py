@@ -141,7 +141,7 @@ def _result(loop: Loop, reason: str) -> TrainResult:
         val_loss=progress.last_val_loss,
         tokens=progress.tokens,
         seconds=progress.seconds,
-        tokens_per_s=loop.meter.tokens_per_s,
+        tokens_per_s=loop.meter.mean_tokens_per_s,
         mfu=loop.meter.mfu,
         peak_bytes=loop.meter.peak_bytes,
         micro_batch=loop.micro_batch,
