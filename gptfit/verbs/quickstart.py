@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     _gptfit("train", str(folder / "config.py"))
     _say("6. The same prompt, after training.")
     _sample(Path(config.out_dir))
-    _next_steps(Path(config.out_dir))
+    _next_steps(_report(Path(config.out_dir)))
     return 0
 
 
@@ -90,7 +90,7 @@ def _write_inputs(folder: Path, config: TrainConfig) -> int:
 
 
 def _sample(run: Path) -> None:
-    _gptfit("sample", str(run), "--prompt", PROMPT, "--tokens", "200")
+    _gptfit("sample", str(run), "--prompt", PROMPT, "--tokens", "200", "--n", "1")
 
 
 def _gptfit(*words: str) -> None:
@@ -104,10 +104,19 @@ def _gptfit(*words: str) -> None:
         )
 
 
-def _next_steps(run: Path) -> None:
+def _report(run: Path) -> Path:
+    """Again, now with the samples; `gptfit train` wrote it before there were any."""
+    from gptfit.view.report import write_report
+
+    page = run / "report.html"
+    write_report([run], page)
+    return page
+
+
+def _next_steps(page: Path) -> None:
     _say("7. Your turn.")
     lines = [
-        f"The report page of this run: {run / 'report.html'}",
+        f"The report page of this run: {page}",
         "With your own Parquet file and GPU:",
         "  gptfit prepare my.parquet --out data/mine",
         f'  gptfit propose --gpu "{EXAMPLE_GPU}" --data data/mine --hours 12 --write configs/mine.py',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -111,3 +112,15 @@ def _show(opened: Opened, text: str | None, picking: Picking, args: argparse.Nam
         sys.stdout.flush()
     seconds = time.perf_counter() - begun
     note(f"{n_tokens:,} tokens in {seconds:.1f} s, {n_tokens / seconds:,.0f} tokens/s, the first after {first_s:.2f} s")
+    _keep_in_log(opened, rows)
+
+
+def _keep_in_log(opened: Opened, texts: list[str]) -> None:
+    """In the run's own log, where the report and `gptfit watch` find them; a folder that is no run has none."""
+    log = opened.path.parent / RUN_LOG
+    if not log.is_file() or not os.access(log, os.W_OK):
+        return
+    event = {"event": "event", "kind": "sample", "step": opened.checkpoint.iter_num, "message": "sample"}
+    with RunLogWriter(log) as writer:
+        for text in texts:
+            writer.append({**event, "text": text, "time": time.time()})

@@ -18,6 +18,7 @@ from gptfit.data.tokenizer import load_tokenizer
 from gptfit.run.opened import open_model
 from gptfit.run.pick import Picking
 from gptfit.run.sample import encode_prompt, sample
+from gptfit.runlog import RunLogWriter, read_run
 from tests.torch.models import ARCHES, save_checkpoint, tiny_model
 
 ALPHABET = "\n !abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456"[:64]
@@ -73,6 +74,14 @@ def test_one_sample_is_the_first_of_three(run: Path, capsys: pytest.CaptureFixtu
     _, three, _ = said(capsys, "sample", run, "--n", 3, "--tokens", 20)
     _, one, _ = said(capsys, "sample", run, "--n", 1, "--tokens", 20)
     assert three.startswith(one)
+
+
+def test_a_runs_samples_are_kept_in_its_log_for_the_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLogWriter(run / "run.jsonl") as log:
+        log.append({"event": "header", "name": "a"})
+    assert said(capsys, "sample", run, "--prompt", "abc", "--n", "2", "--tokens", "5")[0] == 0
+    kept = [event for event in read_run(run).events if event["kind"] == "sample"]
+    assert [event["text"][:3] for event in kept] == ["abc", "abc"]
 
 
 def test_the_best_checkpoint_of_a_run_is_the_one_used(run: Path) -> None:
