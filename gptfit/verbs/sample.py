@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptfit.errors import DataError, UsageError
+from gptfit.runlog import RUN_LOG, RunLogWriter
 from gptfit.verbs.model_view import describe, note
 
 if TYPE_CHECKING:
