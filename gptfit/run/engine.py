@@ -70,9 +70,12 @@ class Engine:
             if self.config.grad_clip and grad_norm > self.config.grad_clip:
                 nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm)
             set_learning_rate(self.optimizer, rate)
-        if applied or self.scaler.is_enabled():
-            # The scaler skips the step by itself when a gradient overflowed, and lowers its scale.
-            self.scaler.step(self.optimizer)
+        try:
+            if applied:
+                self.scaler.step(self.optimizer)
+        finally:
+            # Also when memory ran out: the scaler takes no second update before this. It lowers its scale where a
+            # gradient overflowed.
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return Update(loss, grad_norm, applied)
@@ -96,7 +99,11 @@ class Engine:
         return float(loss_sum / tokens)
 
     def forget_gradients(self) -> None:
+        """Nothing is left of a step given up half-way, nor of optimizer state that memory ran out on."""
         self.optimizer.zero_grad(set_to_none=True)
+        for state in self.optimizer.state.values():
+            if "step" in state and "exp_avg_sq" not in state:
+                state.clear()
 
 
 def build_engine(config: TrainConfig, shape: ModelShape, device: Device, processes: Processes | None = None) -> Engine:

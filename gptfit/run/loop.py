@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -179,6 +180,7 @@ class Loop:
         if smaller is None or not run.processes.is_alone:
             raise RunError(out_of_memory_advice(run.config, run.shape, run.device, self.micro_batch))
         self._return_to_start()
+        gc.collect()  # it is off while training, and a failed call can leave cycles that hold tensors
         run.device.release_memory()
         if run.engine.compiled:
             torch.compiler.reset()
@@ -270,7 +272,7 @@ class Loop:
     def _is_scale_search(self, update: Update) -> bool:
         """float16's scaler overflows on purpose now and then to find the largest scale; that is no fault."""
         scaler = self.run.engine.scaler
-        return scaler.is_enabled() and math.isfinite(update.loss) and scaler.get_scale() >= 1.0
+        return scaler.is_enabled() and not update.applied and math.isfinite(update.loss) and scaler.get_scale() >= 1.0
 
     def _roll_back(self) -> None:
         """Back to the last good weights but on with new data: the same batches would end the same way."""

@@ -18,6 +18,7 @@ from gptfit.config import TrainConfig
 from gptfit.errors import RunError
 from gptfit.run import loop as loop_module
 from gptfit.run.checkpoint import LAST, load_checkpoint
+from gptfit.run.device import Device
 from gptfit.run.engine import Engine
 from gptfit.run.faults import smaller_micro_batch
 from gptfit.run.train import TrainResult, train
@@ -132,6 +133,25 @@ def test_out_of_memory_shrinks_the_micro_batch_and_keeps_the_step(
         torch.testing.assert_close(shrunk.model[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("has_scaler", [False, True])
+def test_out_of_memory_while_the_optimizer_makes_its_state_is_survived(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, optimizer: str, has_scaler: bool
+) -> None:
+    original, calls = torch.zeros_like, [0]
+
+    def limited(*args: Any, **options: Any) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] in (1, 12):  # of the first weight, then of one in the middle of the next attempt
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:132] DefaultCPUAllocator: can't allocate memory")
+        return original(*args, **options)
+
+    monkeypatch.setattr(torch, "zeros_like", limited)
+    monkeypatch.setattr(Device, "needs_scaler", has_scaler)
+    result = train(small_config(optimizer=optimizer))
+    assert (result.step, result.micro_batch) == (8, 1)
+
+
 def test_out_of_memory_at_a_micro_batch_of_one_gives_advice(
     small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +216,18 @@ def test_a_loss_that_is_not_finite_never_reaches_the_weights(
     train(small_config(), events.append)
     assert [event["step"] for event in events if event.get("kind") == "nonfinite"] == [2, 4]
     assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path / "out").model.values())
+
+
+def test_with_a_loss_scale_too_a_good_step_ends_the_row_of_bad_ones(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside a row nothing is saved, so a row that never ended would end all saving."""
+    monkeypatch.setattr(Device, "needs_scaler", True)
+    poison(monkeypatch, lambda call: call == 2)
+    events: list[dict[str, Any]] = []
+    train(small_config(), events.append)
+    assert [event["step"] for event in events if event.get("kind") == "nonfinite"] == [1]
+    assert 4 in [event["step"] for event in events if event.get("kind") == "checkpoint"]
 
 
 def test_five_bad_steps_in_a_row_return_to_the_last_checkpoint_and_go_on_in_the_data(
