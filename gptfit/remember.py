@@ -29,7 +29,8 @@ def of_run(log: RunLog) -> list[MeasuredSpeed | MeasuredLoss]:
 def _speed(log: RunLog) -> MeasuredSpeed | None:
     config, device, processes = log.header["config"], log.header["device"], log.header["processes"]
     steps = [step for step in log.steps[1:] if isinstance(step.get("ms"), int | float) and step["ms"] > 0]
-    if len(steps) < LEAST_STEPS or processes != 1:
+    ran_out = any(event.get("kind") == "oom" for event in log.events)  # the micro-batch is not the config's any more
+    if len(steps) < LEAST_STEPS or processes != 1 or ran_out:
         return None
     shape, micro_batch = _shape(log), int(config["batch_size"])
     micro_tokens = micro_batch * shape.block_size

@@ -52,6 +52,11 @@ def test_a_finished_run_teaches_speed_and_loss() -> None:
     )
 
 
+def test_a_run_that_had_to_shrink_its_micro_batch_says_nothing_about_the_configs() -> None:
+    kinds = [type(record) for record in of_run(log(events=({"kind": "oom", "step": 3, "batch_size": 2},)))]
+    assert kinds == [MeasuredLoss]
+
+
 def test_on_a_cpu_the_memory_is_that_of_the_process() -> None:
     header = {**log().header, "device": {"name": "Xeon, 2 threads", "kind": "cpu", "dtype": "float32"}}
     speed = of_run(log(header=header))[0]
