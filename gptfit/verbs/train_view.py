@@ -120,9 +120,9 @@ def summary_lines(config: TrainConfig, result: TrainResult) -> list[str]:
         lines.append(speed)
     if result.best_val_loss is not None:
         perplexity = math.exp(min(result.best_val_loss, 700.0))
-        lines.append(
-            f"best val loss {result.best_val_loss:.4f} (perplexity {si(perplexity)}) in {result.out_dir}/best.pt"
-        )
+        best = result.out_dir / "best.pt"  # the untrained model is not kept, nor one the disk had no room for
+        where = f" in {best}" if best.is_file() else ""
+        lines.append(f"best val loss {result.best_val_loss:.4f} (perplexity {si(perplexity)}){where}")
     lines.append(f"next: {_next_command(config, result)}")
     return lines
 
@@ -139,7 +139,9 @@ def _ending(config: TrainConfig, result: TrainResult) -> str:
 
 def _next_command(config: TrainConfig, result: TrainResult) -> str:
     if result.was_stopped and result.step > 0:
-        return f"gptfit train --init_from=resume --out_dir={config.out_dir}   (goes on at step {result.step})"
+        # The hours count the whole run, so the same limit would end it again after one step.
+        hours = f" --max_hours={2 * config.max_hours:g}" if result.reason == "max_hours" else ""
+        return f"gptfit train --init_from=resume --out_dir={config.out_dir}{hours}   (goes on at step {result.step})"
     if result.reason == "eval_only" or result.step == 0:
         return "gptfit train without --eval_only=True" if config.eval_only else "start again; nothing was trained yet"
     return f"gptfit sample {config.out_dir}"

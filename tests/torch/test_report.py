@@ -56,6 +56,17 @@ def test_the_summary_names_the_next_command(small_config: MakeConfig, tmp_path: 
     assert lines[-1] == f"next: gptfit sample {tmp_path / 'out'}"
 
 
+def test_the_summary_of_a_run_stopped_early_names_no_file_that_is_not_there(
+    small_config: MakeConfig, tmp_path: Path
+) -> None:
+    """And the limit that stopped it is raised, as the hours of the whole run count."""
+    config = small_config(max_hours=1e-6)
+    lines = summary_lines(config, train(config))
+    assert any(line.startswith("best val loss") for line in lines)
+    assert not any("best.pt" in line for line in lines)
+    assert f"--init_from=resume --out_dir={tmp_path / 'out'} --max_hours=2e-06" in lines[-1]
+
+
 def test_the_live_line_shows_loss_speed_memory_and_time_left(small_config: MakeConfig) -> None:
     events: list[dict[str, Any]] = []
     config = small_config()
