@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import filecmp
 import inspect
 import os
 import sysconfig
@@ -23,13 +24,19 @@ SKIPPED_FOLDERS = frozenset(
 
 
 def write_stdlib_parquet(path: Path) -> int:
-    """Writes FineWeb's two main columns, `text` and `url`; returns the number of documents."""
+    """Writes FineWeb's two main columns, `text` and `url`; returns the number of documents.
+
+    A file that holds the same already is left alone, date and all, so that `prepare` knows its work is done.
+    """
     rows = [{"text": text, "url": name} for name, text in stdlib_documents()]
     if not rows:
         raise DataError("this Python installation carries no documentation; give `gptfit prepare` a file of your own")
     temporary = path.with_name(path.name + ".tmp")
     pq.write_table(pa.Table.from_pylist(rows), temporary, row_group_size=ROWS_PER_GROUP, compression="zstd")
-    os.replace(temporary, path)
+    if path.is_file() and filecmp.cmp(temporary, path, shallow=False):
+        temporary.unlink()
+    else:
+        os.replace(temporary, path)
     return len(rows)
 
 
