@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,7 @@ def load_checkpoint(path: str | Path, lazy: bool = False) -> Checkpoint:
     """Any ckpt.pt of ours or nanoGPT's, on the CPU; `lazy` maps the file and reads tensors when touched."""
     file = find_checkpoint(path)
     try:
-        # weights_only: a checkpoint from the internet cannot run code.
-        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=lazy)
+        saved = _read(file, lazy)
         ours = saved.get("gptfit", {})
         return Checkpoint(
             model=clean_names(saved["model"]),
@@ -90,6 +90,23 @@ def load_checkpoint(path: str | Path, lazy: bool = False) -> Checkpoint:
         AttributeError,
     ) as e:
         raise RunError(f"{file}: not a readable checkpoint ({_first_line(e)}); use another one of this run") from None
+
+
+def _read(file: Path, lazy: bool) -> dict[str, Any]:
+    """weights_only: a checkpoint from the internet cannot run code."""
+    load = partial(torch.load, file, map_location="cpu", weights_only=True, mmap=lazy)
+    try:
+        saved: dict[str, Any] = load()
+        return saved
+    except pickle.UnpicklingError as error:
+        if "torchao." not in str(error):
+            raise
+    try:
+        import torchao.optim  # noqa: F401 - tells torch.load about the 8-bit states of optimizer='adamw8bit'
+    except ImportError:
+        raise RunError(f"{file}: needs torchao to be read (pip install torchao); then try again") from None
+    saved = load()
+    return saved
 
 
 def find_checkpoint(path: str | Path) -> Path:

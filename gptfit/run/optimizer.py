@@ -25,7 +25,11 @@ def make_optimizer(model: LanguageModel, config: TrainConfig, device: Device) ->
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """A group with an `lr_scale` of its own runs at that multiple of the schedule."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("lr_scale", 1.0)
+        scaled = rate * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(scaled)  # torchao's optimizers refuse any other object than their own
+        else:
+            group["lr"] = scaled
 
 
 def decay_groups(model: LanguageModel, weight_decay: float) -> list[dict[str, Any]]:

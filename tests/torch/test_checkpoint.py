@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gptfit.plan.memory import state_bytes
 from gptfit.run.checkpoint import LAST, load_checkpoint, load_model
 from gptfit.run.device import find_device
 from gptfit.run.engine import build_engine
+from gptfit.run.optimizer import set_learning_rate
 from gptfit.run.train import train
 
 MakeConfig = Callable[..., TrainConfig]
@@ -64,6 +66,46 @@ def test_a_checkpoint_with_code_in_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a readable checkpoint"):
         load_checkpoint(tmp_path)
     assert not (tmp_path / "hacked").exists()
+
+
+def test_eight_bit_optimizer_states_are_read_through_torchao(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for torchao, whose import registers the class of its states with torch.load as the real one's does."""
+    train(small_config())
+    package = tmp_path / "site" / "torchao"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    code = "import torch\nclass State:\n    codes = 8\ntorch.serialization.add_safe_globals([State])\n"
+    (package / "optim.py").write_text(code)
+    monkeypatch.syspath_prepend(str(package.parent))
+    import torchao.optim
+
+    file = tmp_path / "out" / LAST
+    torch.save({**torch.load(file), "optimizer": {"state": {0: torchao.optim.State()}}}, file)
+    for name in ("torchao", "torchao.optim"):
+        sys.modules.pop(name)
+    torch.serialization.clear_safe_globals()
+    try:
+        optimizer = load_checkpoint(file).optimizer
+        assert optimizer is not None
+        assert optimizer["state"][0].codes == 8
+    finally:
+        torch.serialization.clear_safe_globals()
+    for name in ("torchao", "torchao.optim"):
+        sys.modules.pop(name)
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(RunError, match="pip install torchao"):
+        load_checkpoint(file)
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
+    """torchao's AdamW8bit compiles its step around it and refuses a number in its place."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=torch.tensor(1.0))
+    rate = optimizer.param_groups[0]["lr"]
+    set_learning_rate(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == 0.25
 
 
 def test_a_checkpoint_of_another_model_names_the_tensor(small_config: MakeConfig, tmp_path: Path) -> None:
