@@ -44,6 +44,7 @@ class Wish:
     recipe: str = "gpt2"  # gpt2 | modern
     only_nanogpt_keys: bool = False
     used_bytes: float | None = None
+    dataset: str = ""  # what the config calls the data, where its name alone does not lead to it
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def to_config(wish: Wish, setting: Setting, tokens: float) -> TrainConfig:
         "learning_rate": rate,
         "min_lr": defaults.final_rate(rate),
         "weight_decay": defaults.WEIGHT_DECAY,
-        "dataset": wish.data.name,
+        "dataset": wish.dataset or wish.data.name,
         "out_dir": f"out-{name}",
         "wandb_run_name": name,
         "eval_interval": max(1, max_iters // _evals(wish, setting, tokens)),

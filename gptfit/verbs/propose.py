@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gptfit import measured
 from gptfit.configwrite import render
+from gptfit.dataset import data_folder
 from gptfit.errors import ConfigError, DeviceError, UsageError
 from gptfit.plan.propose import Proposal, Wish, propose
 from gptfit.units import GIB, duration, si
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         recipe=args.recipe,
         only_nanogpt_keys=args.plain,
         used_bytes=card.used_bytes,
+        dataset=_dataset(args.data, data.name),
     )
     answer = propose(wish, measured.read())
     if target is not None:
@@ -71,6 +73,12 @@ def run(args: argparse.Namespace) -> int:
 
         show(answer, wish, target)
     return 0
+
+
+def _dataset(path: str, name: str) -> str:
+    """A prepared folder that is not data/NAME, where `train` looks, is named by its whole path."""
+    folder = Path(path).resolve()
+    return str(folder) if folder.is_dir() and data_folder(name).resolve() != folder else ""
 
 
 def _check_target(path: Path) -> None:

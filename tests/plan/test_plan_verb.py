@@ -11,6 +11,8 @@ import pytest
 
 from gptfit import measured
 from gptfit.cli import main
+from gptfit.configfile import load_config
+from gptfit.dataset import data_folder
 from gptfit.plan.localgpu import LocalGPU
 from gptfit.shape import ModelShape
 
@@ -234,6 +236,22 @@ def test_a_proposal_is_written_once_and_reads_back(
     assert "exists already" in capsys.readouterr().err
     assert target.read_bytes() == before
     assert [path.name for path in target.parent.iterdir()] == ["mine.py"]
+
+
+def test_train_finds_the_data_of_a_proposal_wherever_it_is(
+    tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name under data/, where nanoGPT looks; by its path elsewhere."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").symlink_to(tokens)
+    monkeypatch.chdir(tmp_path)
+    for data, file in (("data/mine", "name.py"), (str(tokens), "path.py")):
+        assert main(["propose", "--gpu", "4070", "--hours", "12", "--data", data, "--write", file]) == 0
+    capsys.readouterr()
+    (tmp_path / "data" / "mine").unlink()
+    config = load_config(["path.py"]).config
+    assert data_folder(config.dataset).samefile(tokens)
+    assert load_config(["name.py"]).config.dataset == "mine"
 
 
 def test_stock_nanogpt_would_accept_the_written_config(
