@@ -53,7 +53,7 @@ def make_run_folder(out_dir: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable{TEMPORARY}"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # several processes may try at once
     except OSError as error:
         raise RunError(f"{folder}: cannot write here ({error.strerror}); choose another --out_dir") from None
     return folder

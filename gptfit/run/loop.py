@@ -61,7 +61,7 @@ class Loop:
                 kind = "signal" if reason.startswith("SIG") else reason
                 self.run.report.tell(kind, self.progress.step, STOP_SENTENCES[reason])
             if self.progress.step > 0 and reason != "eval_only":
-                self._save_last()
+                self._save_last(is_end=True)
             return reason
 
     def _train(self) -> str:
@@ -175,8 +175,7 @@ class Loop:
             self._shrink()
 
     def _shrink(self) -> None:
-        run = self.run
-        smaller = smaller_micro_batch(self.micro_batch, run.windows_per_process)
+        run, smaller = self.run, smaller_micro_batch(self.micro_batch, self.run.windows_per_process)
         if smaller is None or not run.processes.is_alone:
             raise RunError(out_of_memory_advice(run.config, run.shape, run.device, self.micro_batch))
         self._return_to_start()
@@ -244,30 +243,32 @@ class Loop:
             self._save_last()
         return None
 
-    def _save_last(self) -> None:
-        """Once per step: a later call at the same step finds the same state on the disk.
+    def _save_last(self, is_end: bool = False) -> None:
+        """Once per step: a later call at the same step finds the same state on the disk, or tries again.
 
         Inside a row of skipped updates only the end of the run saves: a rollback needs what was before the row.
         """
         if self.saved_step != self.progress.step:
-            self._save(self.run.store.save_last)
-            self.saved_step, self.saved_at = self.progress.step, time.perf_counter()
+            is_saved = self._save(self.run.store.save_last, is_end)
+            # Only the first process knows, and all must agree on when to save.
+            self.saved_step = self.progress.step if is_saved or not self.run.processes.is_alone else self.saved_step
+            self.saved_at = time.perf_counter()
 
-    def _save(self, write: Callable[[Checkpoint], None]) -> None:
+    def _save(self, write: Callable[[Checkpoint], None], is_end: bool = False) -> bool:
         """The first process writes. A disk that cannot take it is reported and the run goes on, except at its end."""
         run, progress = self.run, self.progress
         progress.wall_seconds = time.perf_counter() - self.began
         checkpoint = run.checkpoint(progress, self.start)
-        if not run.processes.is_master:
-            return
-        try:
-            write(checkpoint)
-        except RunError as error:
-            run.report.tell("checkpoint_failed", progress.step, str(error))
-            if progress.step >= run.config.max_iters:
-                raise
-            return
-        run.report.tell("checkpoint", progress.step, f"saving checkpoint to {run.config.out_dir}")
+        if run.processes.is_master:
+            try:
+                write(checkpoint)
+            except RunError as error:
+                run.report.tell("checkpoint_failed", progress.step, str(error))
+                if is_end or progress.step >= run.config.max_iters:
+                    raise
+                return False
+            run.report.tell("checkpoint", progress.step, f"saving checkpoint to {run.config.out_dir}")
+        return True
 
     def _is_scale_search(self, update: Update) -> bool:
         """float16's scaler overflows on purpose now and then to find the largest scale; that is no fault."""

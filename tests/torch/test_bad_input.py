@@ -19,6 +19,7 @@ from gptfit.run import files, tokens
 from gptfit.run.checkpoint import LAST, load_checkpoint
 from gptfit.run.files import FolderLock
 from gptfit.run.train import train
+from gptfit.run.validation import Evaluator, Losses
 from tests.torch.conftest import start_gptfit
 
 MakeConfig = Callable[..., TrainConfig]
@@ -125,6 +126,28 @@ def test_a_disk_too_full_for_a_checkpoint_is_found_before_writing(
         train(small_config(init_from="resume"), events.append)
     assert [event["step"] for event in events if event.get("kind") == "checkpoint_failed"] == [4, 4, 8]
     assert (tmp_path / "out" / LAST).read_bytes() == before
+
+
+def test_a_run_stopped_while_the_disk_is_full_says_that_its_work_is_not_saved(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not `goes on at step 1`, which it could not."""
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(RunError, match=r"a checkpoint needs .* is free; make room"):
+        train(small_config(max_hours=1e-6))
+
+
+def test_a_checkpoint_that_failed_is_tried_again_at_the_same_step(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early stop at step 4, where the save before the eval finds the disk full and the one after it does not."""
+    frees = iter([1000, *[10**12] * 10])
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: type("Usage", (), {"free": next(frees)}))
+    monkeypatch.setattr(Evaluator, "losses", lambda *_: Losses(3.0, 3.0, 100))
+    result = train(small_config(early_stop_evals=1))
+    assert (result.reason, result.step) == ("early_stop", 4)
+    assert load_checkpoint(tmp_path / "out").iter_num == 4
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file size limits as Linux has them")
