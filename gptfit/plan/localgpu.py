@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Any
 
 from gptfit.gpus import GPU, find_or_none
 from gptfit.units import GIB
@@ -10,7 +12,7 @@ from gptfit.units import GIB
 
 @dataclass(frozen=True)
 class LocalGPU:
-    """The first card of this machine. `gpu` is None when the table does not know it."""
+    """The first card that programs here may use. `gpu` is None when the table does not know it."""
 
     name: str  # as torch names it too, which is how measurements are keyed
     total_bytes: int
@@ -36,7 +38,9 @@ def local_gpu() -> LocalGPU | None:
         count = int(pynvml.nvmlDeviceGetCount())
         if not count:
             return None
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handle = _first_visible(pynvml)
+        if handle is None:
+            return None
         name = pynvml.nvmlDeviceGetName(handle)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         text = name.decode() if isinstance(name, bytes) else str(name)
@@ -45,3 +49,11 @@ def local_gpu() -> LocalGPU | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _first_visible(pynvml: Any) -> Any | None:
+    """The card that CUDA_VISIBLE_DEVICES names first, by number or identity; None where it hides them all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if visible.startswith("GPU-"):
+        return pynvml.nvmlDeviceGetHandleByUUID(visible)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(visible)) if visible.isdecimal() else None

@@ -235,11 +235,19 @@ def cpu_name() -> str:
     return f"{models[0] if models else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
+# How what is no torch.OutOfMemoryError says it: torch's CPU and MPS allocators, C++, cuBLAS's own workspace, the driver.
+OUT_OF_MEMORY_WORDS = (
+    "DefaultCPUAllocator",
+    "MPS backend out of memory",
+    "std::bad_alloc",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "[CUDA]: out of memory",
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """On a card torch says so by type; a CPU allocation fails as MemoryError or a RuntimeError with these words."""
+    """Mostly torch says so by type; some allocations are not torch's and fail as a RuntimeError with these words."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator" in text or "std::bad_alloc" in text or "MPS backend out of memory" in text
-    )
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY_WORDS)

@@ -37,11 +37,23 @@ def fails(*_: object) -> None:
 
 
 def test_the_card_is_found_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
     card = local_gpu()
     assert card == LocalGPU("NVIDIA GeForce RTX 4070", 12282 * 2**20, 500 * 2**20, 2)
     assert card.gpu is not None
     assert card.gpu.name == "RTX 4070 12GB"
+
+
+@pytest.mark.parametrize(("visible", "used"), [("1", 1), ("1,0", 1), ("GPU-3f,0", 7), ("", None), ("-1", None)])
+def test_the_card_is_the_one_that_programs_may_use(
+    monkeypatch: pytest.MonkeyPatch, visible: str, used: int | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    memory = {"nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=2**34, used=handle)}
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlDeviceGetHandleByUUID=lambda uuid: 7, **memory))
+    card = local_gpu()
+    assert (card.used_bytes if card else None) == used
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gptfit.config import TrainConfig
 from gptfit.errors import RunError
 from gptfit.run import loop as loop_module
 from gptfit.run.checkpoint import LAST, load_checkpoint
-from gptfit.run.device import Device
+from gptfit.run.device import Device, is_out_of_memory
 from gptfit.run.engine import Engine
 from gptfit.run.faults import smaller_micro_batch
 from gptfit.run.train import TrainResult, train
@@ -150,6 +150,21 @@ def test_out_of_memory_while_the_optimizer_makes_its_state_is_survived(
     monkeypatch.setattr(Device, "needs_scaler", has_scaler)
     result = train(small_config(optimizer=optimizer))
     assert (result.step, result.micro_batch) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("std::bad_alloc"), False),
+    ],
+)
+def test_every_way_a_card_says_that_memory_ran_out_is_known(error: Exception, is_so: bool) -> None:
+    assert is_out_of_memory(error) is is_so
 
 
 def test_out_of_memory_at_a_micro_batch_of_one_gives_advice(
