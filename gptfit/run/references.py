@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gptfit.plan.loss import dataset_kind
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -32,5 +34,8 @@ REFERENCES = (
 
 
 def references(what: str, metric: str) -> tuple[Reference, ...]:
-    """Those for a data set or task by a part of its name: 'data/openwebtext_10k' finds openwebtext."""
-    return tuple(row for row in REFERENCES if row.what in what.lower() and row.metric == metric)
+    """Those for a data set or task by a part of its name: 'openwebtext_10k' finds openwebtext, FineWeb-Edu not FineWeb."""
+    kind = dataset_kind(what)
+    return tuple(
+        row for row in REFERENCES if row.metric == metric and (row.what == kind if kind else row.what in what.lower())
+    )

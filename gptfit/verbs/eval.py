@@ -81,7 +81,9 @@ def _known_losses(opened: Opened) -> list[str]:
     from gptfit.run.references import references
 
     assert opened.data is not None
-    rows = references(str(opened.data.folder), "loss")
+    if opened.tokenizer.name not in ("gpt2", "chars"):
+        return []  # a loss is per token, and all known ones are of these tokens
+    rows = references(opened.data.folder.resolve().name, "loss")
     if rows:
         return [f"  known: {row.value:g} {row.model} ({row.source})" for row in rows]
     if opened.tokenizer.name != "gpt2":

@@ -214,6 +214,8 @@ def test_eval_prints_and_keeps_what_it_found(tmp_path: Path, capsys: pytest.Capt
 def test_the_known_loss_of_gpt2_on_openwebtext_is_shown() -> None:
     assert references("data/openwebtext", "loss")[0].value == 3.12
     assert references("data/my_own", "loss") == ()
+    assert [row.value for row in references("fineweb10B", "loss")] == [3.28]
+    assert references("fineweb-edu", "loss") == ()  # other text, whose losses are lower
 
 
 def test_data_from_another_vocabulary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
