@@ -26,10 +26,10 @@ def resolve_auto(args: argparse.Namespace) -> list[str]:
     from gptfit.run.tune import find_machine
     from gptfit.run.tunecache import best_known
 
-    loaded = load(args)
-    config = loaded.config
-    if config.init_from == "resume":
-        config = adopt_config(config, loaded.sources)
+    # Resuming, the keys that are not given come from the checkpoint, so the whole is checked only after that.
+    loaded = load(args, checked=False)
+    is_resume = loaded.config.init_from == "resume"
+    config = adopt_config(loaded.config, loaded.sources) if is_resume else load(args).config
     processes = find_processes()
     shape = config.shape(vocab_size(find_data(None, config)))
     machine = find_machine(config)
