@@ -28,7 +28,7 @@ def find_compile_problem(device: Device) -> str | None:
         compiled(torch.ones(8, device=device.torch_device))
     # A broken toolchain fails in any of torch's layers; all of their errors are RuntimeErrors or OSErrors.
     except (RuntimeError, OSError, ImportError) as error:
-        return str(error).strip().splitlines()[0][:160]
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
     return None
 
 
