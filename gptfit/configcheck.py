@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +91,7 @@ def _ranges(values: Values) -> Iterator[ConfigProblem]:
     yield from _outside(
         values, AT_LEAST_ONE, lambda v: 1 <= v <= SANE_SIZE, f"use a whole number from 1 to {SANE_SIZE:,}"
     )
-    yield from _outside(values, NOT_NEGATIVE, lambda v: v >= 0 and math.isfinite(v), "use 0 or more")
+    yield from _outside(values, NOT_NEGATIVE, lambda v: 0 <= v < 2**63, "use 0 or more, below 2^63")
     yield from _outside(values, FRACTIONS, lambda v: 0 <= v < 1, "use a number from 0 up to but not including 1")
     yield from _outside(values, ("decay_fraction",), lambda v: 0 < v <= 1, "use a number above 0, up to 1")
 

@@ -96,8 +96,7 @@ def _read(file: Path, lazy: bool) -> dict[str, Any]:
     """weights_only: a checkpoint from the internet cannot run code."""
     load = partial(torch.load, file, map_location="cpu", weights_only=True, mmap=lazy)
     try:
-        saved: dict[str, Any] = load()
-        return saved
+        return dict(load())
     except pickle.UnpicklingError as error:
         if "torchao." not in str(error):
             raise
@@ -105,8 +104,7 @@ def _read(file: Path, lazy: bool) -> dict[str, Any]:
         import torchao.optim  # noqa: F401 - tells torch.load about the 8-bit states of optimizer='adamw8bit'
     except ImportError:
         raise RunError(f"{file}: needs torchao to be read (pip install torchao); then try again") from None
-    saved = load()
-    return saved
+    return dict(load())
 
 
 def find_checkpoint(path: str | Path) -> Path:

@@ -28,8 +28,14 @@ def find_compile_problem(device: Device) -> str | None:
         compiled(torch.ones(8, device=device.torch_device))
     # A broken toolchain fails in any of torch's layers; all of their errors are RuntimeErrors or OSErrors.
     except (RuntimeError, OSError, ImportError) as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        return first_line(error)
     return None
+
+
+def first_line(error: Exception) -> str:
+    """The compiler's errors are pages long; the first line says what failed, after one that says where."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:160]
 
 
 def _probe(x: Tensor) -> Tensor:

@@ -151,8 +151,8 @@ def find_device(config: TrainConfig, local_rank: int | None = None) -> Device:
         # Float32 products through TF32, as nanoGPT sets it.
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-    dtype, notes = _dtype(config.dtype, torch_device)
     gpu, name = _gpu_row(config.gpu, torch_device)
+    dtype, notes = _dtype(config.dtype, torch_device, gpu)
     return Device(torch_device, name, dtype, gpu, notes)
 
 
@@ -190,7 +190,7 @@ def has_nvidia_driver() -> bool:
     return shutil.which("nvidia-smi") is not None or os.path.exists("/proc/driver/nvidia/version")
 
 
-def _dtype(wish: str, device: torch.device) -> tuple[str, tuple[str, ...]]:
+def _dtype(wish: str, device: torch.device, gpu: GPU | None) -> tuple[str, tuple[str, ...]]:
     if device.type == "cpu" and wish == "float16":
         return "float32", ("float16 does nothing for a CPU, as in nanoGPT; using float32",)
     if wish != "auto":
@@ -198,7 +198,9 @@ def _dtype(wish: str, device: torch.device) -> tuple[str, tuple[str, ...]]:
         return wish, ("this device has no bfloat16 units; it will be emulated and slow",) if slow else ()
     if has_bf16(device):
         return "bfloat16", ()
-    return ("float16" if device.type == "cuda" else "float32"), ()
+    # A GTX card has no tensor cores (no 16-bit rate in the table): float16 would be slower there than float32.
+    has_tensor_cores = device.type == "cuda" and (gpu is None or gpu.bf16_tflops is not None)
+    return ("float16" if has_tensor_cores else "float32"), ()
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -16,7 +16,7 @@ from gptfit.model.base import LanguageModel
 from gptfit.model.build import build_model
 from gptfit.run.batches import Batch
 from gptfit.run.chunking import loss_chunk_tokens
-from gptfit.run.compiler import compile_model, find_compile_problem
+from gptfit.run.compiler import compile_model, find_compile_problem, first_line
 from gptfit.run.device import Device
 from gptfit.run.hostmemory import keep_freed_memory
 from gptfit.run.optimizer import make_optimizer, set_learning_rate
@@ -47,6 +47,19 @@ class Engine:
     scaler: torch.amp.GradScaler
     compile_problem: str | None = None
     compiled: bool = False
+
+    def compile_now(self, ids: Tensor, with_backward: bool) -> str | None:
+        """Compile by running once. A model the compiler cannot do runs eagerly from then on; returns why."""
+        try:
+            if with_backward:
+                self.backward_micro_step(self.forward_micro_step((ids, ids), is_last=False), 1)
+            self.mean_loss([(ids, ids)])
+        except torch._dynamo.exc.TorchDynamoException as error:
+            torch.compiler.set_stance("force_eager")
+            self.compiled = False
+            return first_line(error)
+        self.device.synchronize()
+        return None
 
     def forward_micro_step(self, batch: Batch, is_last: bool) -> Tensor:
         """The micro-batch's mean loss, with a graph behind it. Gradients are exchanged on the last one only."""

@@ -114,14 +114,12 @@ class Loop:
         began = time.perf_counter()
         ids = torch.zeros(self.micro_batch, config.block_size, dtype=torch.int64, device=run.device.torch_device)
         try:
-            if not config.eval_only:
-                run.engine.backward_micro_step(run.engine.forward_micro_step((ids, ids), is_last=False), 1)
-            run.engine.mean_loss([(ids, ids)])
-            run.device.synchronize()
+            problem = run.engine.compile_now(ids, with_backward=not config.eval_only)
         finally:
             self._return_to_start()
         seconds = time.perf_counter() - began
-        run.report.tell("compile", self.progress.step, f"compiled in {duration(seconds)}", seconds=seconds)
+        told = f"not compiled: {problem}; training eagerly" if problem else f"compiled in {duration(seconds)}"
+        run.report.tell("note" if problem else "compile", self.progress.step, told, seconds=seconds)
 
     def _prefetch(self, step: int, first: int) -> None:
         self.run.feeds["train"].prefetch(self.run.sampler.starts(step, first, self.micro_batch))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from gptfit.config import TrainConfig
 from gptfit.run import compiler
@@ -36,3 +37,25 @@ def test_without_a_compiler_training_is_eager_and_says_why(
     assert train(small_config(compile=True), events.append).step == 8
     messages = [event.get("message", "") for event in events]
     assert "not compiled: there is no C++ compiler; install g++; training eagerly" in messages
+
+
+def test_a_model_the_compiler_cannot_do_is_trained_eagerly(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe passes; the model's own graph is refused by a backend, as Triton refuses some cards."""
+
+    def picky(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        if len(graph.graph.nodes) > 10:
+            raise RuntimeError("out of resource: shared memory\nand a page of details")
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(compiler.torch, "compile", lambda model: real(model, backend=picky))
+    events: list[dict[str, Any]] = []
+    try:
+        assert train(small_config(compile=True), events.append).step == 8
+    finally:
+        torch.compiler.set_stance("default")
+        torch.compiler.reset()
+    assert any("shared memory" in event.get("message", "") for event in events)
+    assert any("training eagerly" in event.get("message", "") for event in events)
