@@ -25,12 +25,12 @@ Curve = Mapping[int, float | None]
 
 def next_candidate(space: Space, trials: Sequence[Trial]) -> Candidate | None:
     """First the micro-batch, then the other settings one at a time, then repeats; None when the ranking is stable."""
-    return _explore(space, trials) or _repeat(space, trials)
+    return _explore(space, trials) or _confirm(space, trials) or _repeat(space, trials)
 
 
 def _explore(space: Space, trials: Sequence[Trial]) -> Candidate | None:
-    """Decided by each candidate's first trial, so that repeats never send the search back."""
-    first = _first_trials(trials)
+    """Decided by the faster of each candidate's first two trials, so that later repeats never send the search back."""
+    first = _early_trials(trials)
     # A size that ran without leaving the head-room ends the walk like one that did not run.
     usable = [score for score in score_all(first, space.workload) if score.fits(space.limit_gib)]
     speeds = {score.candidate: score.tokens_per_s for score in usable}
@@ -53,6 +53,19 @@ def _explore(space: Space, trials: Sequence[Trial]) -> Candidate | None:
         if _best_speed(_curve(tried, best_rival)) > (1 + AS_GOOD) * _best_speed(_curve(tried, current)):
             current = best_rival
     return None
+
+
+def _confirm(space: Space, trials: Sequence[Trial]) -> Candidate | None:
+    """The sizes on both sides of the best are tried twice: one disturbed trial must not end the walk there."""
+    scores = [score for score in score_all(trials, space.workload) if score.fits(space.limit_gib)]
+    if not scores:
+        return None
+    best = scores[0].candidate
+    same = {s.candidate.micro_batch: s for s in scores if s.candidate.variant == best.variant}
+    above = min((size for size in same if size > best.micro_batch), default=None)
+    below = max((size for size in same if size < best.micro_batch), default=None)
+    beside = [same[size] for size in (above, below) if size is not None]
+    return next((score.candidate for score in beside if score.trials < FEWEST_ROUNDS), None)
 
 
 def next_size(space: Space, curve: Curve, start: int) -> int | None:
@@ -164,11 +177,16 @@ def _neighbour(allowed: Sequence[int], finished: Mapping[int, float], has_failed
     return None
 
 
-def _first_trials(trials: Sequence[Trial]) -> list[Trial]:
-    seen: dict[Candidate, Trial] = {}
+def _early_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Other load only ever slows a trial down, so of two the faster one is nearer the truth."""
+    seen: dict[Candidate, list[Trial]] = {}
     for trial in trials:
-        seen.setdefault(trial.candidate, trial)
-    return list(seen.values())
+        seen.setdefault(trial.candidate, []).append(trial)
+    return [min(each[:FEWEST_ROUNDS], key=_elapsed) for each in seen.values()]
+
+
+def _elapsed(trial: Trial) -> float:
+    return trial.timing.ms_per_micro_step if trial.timing else float("inf")
 
 
 def _curve(tried: Mapping[Candidate, float | None], variant: Variant) -> dict[int, float | None]:

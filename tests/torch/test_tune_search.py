@@ -101,6 +101,20 @@ def test_the_ladder_starts_where_it_is_told_and_its_rungs_divide(rows: int, pick
     assert list(rungs) == sorted(set(rungs))
 
 
+def test_one_disturbed_trial_does_not_end_the_walk() -> None:
+    """The first trial at 16 takes twice its time, as when another program ran; 32 and 64 are really faster."""
+    seen: list[int] = []
+
+    def ms(candidate: Candidate, _now: float) -> float:
+        size = candidate.micro_batch
+        seen.append(size)
+        return (20 + 5 * size) * (2 if size == 16 and seen.count(16) == 1 else 1)
+
+    best = SimulatedMachine(ms).tune(space()).best()
+    assert best is not None
+    assert best.candidate.micro_batch >= 32
+
+
 def test_the_search_on_a_card_starts_at_plans_largest_that_fits() -> None:
     config = TrainConfig(batch_size=8, gradient_accumulation_steps=64)
     made = make_space(config, config.shape(), CARD)
