@@ -32,7 +32,7 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
         raise DataError(f"{path}: has an empty vocabulary; train it again with `gptfit tokenizer train`")
     end = next((ids[name] for name in END_NAMES if name in ids), None)
     plain = json.dumps(_without_specials(spec))
-    encoder = _agreeing_engine(plain, end, str(path))
+    encoder = TokenizersEncoder(plain) if _is_closed(spec) else _agreeing_engine(plain, end, str(path))
     vocab_size = max(ids.values()) + 1
     pieces = _pieces(spec, ids, vocab_size)
     return Tokenizer(
@@ -68,6 +68,11 @@ def _without_specials(spec: dict[str, Any]) -> dict[str, Any]:
         hidden = [[NO_TEXT + token if token in special else token, score] for token, score in vocab]
         plain["model"] = spec["model"] | {"vocab": hidden}
     return plain
+
+
+def _is_closed(spec: dict[str, Any]) -> bool:
+    """A word list without an unknown token, as characters are exported: it can encode nothing but its own words."""
+    return spec["model"].get("type") == "WordLevel" and spec["model"].get("unk_token") not in spec["model"]["vocab"]
 
 
 def _agreeing_engine(plain: str, end: int | None, name: str) -> Encoder:

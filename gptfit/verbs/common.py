@@ -41,6 +41,7 @@ def recipe_argument(parser: argparse.ArgumentParser) -> None:
 def load(args: argparse.Namespace, checked: bool = True) -> Loaded:
     """The config the command line describes; positional words that are no files are refused with a hint."""
     overrides: list[str] = []
+    _refuse_separate_values(args)
     files = list(args.configs)
     for word in args.overrides:
         if word.startswith("--"):
@@ -72,6 +73,13 @@ def _vocab_size(config: TrainConfig) -> int | None:
     """Of the data, where it is there to be read."""
     folder = data_folder(config.dataset, config.data_root)
     return read_dataset(folder).model_vocab_size if folder.is_dir() else None
+
+
+def _refuse_separate_values(args: argparse.Namespace) -> None:
+    """`--batch_size 8` would leave 8 as a file; nanoGPT's form has an equals sign."""
+    for word in args.overrides:
+        if word.startswith("--") and "=" not in word:
+            raise UsageError(f"{word}: give a value as {word}=VALUE")
 
 
 def config_lines(loaded: Loaded) -> list[str]:

@@ -75,7 +75,7 @@ def _print_sketch(out: Console, comparison: Comparison) -> None:
         return
     bpb = comparison.unit != "nats per token"
     curves = {comparison.letter(i): loss_curve(run, "step", bpb) for i, run in enumerate(comparison.runs)}
-    lines = sketch(curves, width=min(out.width, 100), height=SKETCH_ROWS)
+    lines = sketch(curves, width=min(out.width, 100), height=SKETCH_ROWS, unit=comparison.unit)
     if lines:
         out.print()
         for line in lines:

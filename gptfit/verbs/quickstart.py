@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,11 +98,23 @@ def _gptfit(*words: str) -> None:
     """One step, as its own command, so that what is shown is what a person can type."""
     console().print(f"$ gptfit {shlex.join(words)}", style="cyan", markup=False)
     sys.stdout.flush()
-    done = subprocess.run([sys.executable, "-m", "gptfit", *words])
-    if done.returncode:
+    code, interrupted = _run_to_its_own_end([sys.executable, "-m", "gptfit", *words])
+    if interrupted:
+        raise KeyboardInterrupt
+    if code:
         raise RunError(
             f"quickstart stopped at `gptfit {words[0]}`, whose message is above; `gptfit doctor` checks this machine"
         )
+
+
+def _run_to_its_own_end(words: list[str]) -> tuple[int, bool]:
+    """Exit code, and whether Ctrl-C was pressed. The step gets the signal too and saves; it must not be killed for it."""
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
+    try:
+        return subprocess.Popen(words).wait(), bool(interrupts)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _report(run: Path) -> Path:

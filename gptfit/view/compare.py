@@ -59,7 +59,7 @@ def loss_curve(run: RunFacts, axis: Axis, bpb: bool) -> Curve:
     """Validation in the unit of the comparison; nats become bits per byte through the data's own bytes per token."""
     if not bpb or any(point.val_bpb is not None for point in run.evals):
         return curve(run, axis, bpb)
-    scale = 1 / math.log(2) / (run.bytes_per_token or math.nan)
+    scale = run.bits_per_byte_per_nat or math.nan
     return [(x, y * scale) for x, y in curve(run, axis)]
 
 

@@ -100,6 +100,11 @@ class RunFacts:
         return self.max_iters * self.ms_per_step / 1000 if self.max_iters and self.ms_per_step else None
 
     @property
+    def bits_per_byte_per_nat(self) -> float | None:
+        """What turns a loss per token into bits per byte, through the data's own bytes per token."""
+        return 1 / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
+
+    @property
     def is_bpb(self) -> bool:
         """Whether validation is known in bits per byte only, as nanochat prints it."""
         return bool(self.evals) and all(point.val_loss is None for point in self.evals)

@@ -42,6 +42,7 @@ def scales(facts: RunFacts) -> dict[str, float | None]:
         "flops_per_step": facts.flops_per_step,
         "peak_tflops": facts.peak_tflops,
         "processes": facts.processes,
+        "bits_per_byte_per_nat": facts.bits_per_byte_per_nat,
     }
 
 

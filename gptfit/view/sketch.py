@@ -9,7 +9,7 @@ MARGIN = 8  # columns for the loss labels
 SKIP_SHARE = 0.04  # the first steps fall so steeply that they would flatten everything else
 
 
-def sketch(curves: dict[str, Curve], width: int = 80, height: int = 12) -> list[str]:
+def sketch(curves: dict[str, Curve], width: int = 80, height: int = 12, unit: str = "nats per token") -> list[str]:
     """Lines of plain text, or none when there is no curve to draw."""
     known = {letter: points for letter, points in curves.items() if len(points) >= 2}
     columns = width - MARGIN
@@ -31,4 +31,4 @@ def sketch(curves: dict[str, Curve], width: int = 80, height: int = 12) -> list[
     lines = [label + "".join(cells).rstrip() for label, cells in zip(labels, grid, strict=True)]
     axis = f"{'':6} +" + "-" * columns
     left, right = si(places[0]), f"{si(last)} steps"
-    return ["validation loss", *lines, axis, " " * MARGIN + left + right.rjust(columns - len(left))]
+    return [f"validation loss, {unit}", *lines, axis, " " * MARGIN + left + right.rjust(columns - len(left))]

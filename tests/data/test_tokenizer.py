@@ -244,3 +244,16 @@ def test_tokenizers_of_other_kinds_encode_as_their_library_does(tmp_path: Path, 
     assert found.decode(found.encode(text)).strip() == text
     assert found.end_of_text == trained.token_to_id("</s>")
     assert found.end_of_text not in found.encode("over </s> the")
+
+
+def test_a_word_list_without_an_unknown_token_encodes_its_own_words(tmp_path: Path) -> None:
+    """As a character model is exported: the self-test's sample has characters it does not know."""
+    pytest.importorskip("tokenizers")
+    words = {character: index for index, character in enumerate("abc ")}
+    isolated = {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False}
+    spec = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+            "pre_tokenizer": isolated, "post_processor": None, "decoder": None,
+            "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"}}  # fmt: skip
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    assert load_tokenizer(path).encode("cab a") == [2, 0, 1, 3, 0]

@@ -83,25 +83,29 @@
 
   function drawLoss() {
     const traces = [];
+    const isBits = page.unit === "bits per byte";
     page.runs.forEach((run, i) => {
+      // Losses are logged in nats per token; a run whose bytes per token are unknown has no curve in bits per byte.
+      const scale = isBits ? run.bits_per_byte_per_nat : 1;
+      const scaled = (values) => (scale ? (values || []).map((v) => (v === null ? null : v * scale)) : []);
       traces.push({
-        x: xOf(run, run.steps), y: run.steps.loss, name: label(run) + "train, each step", mode: "lines", connectgaps: false,
+        x: xOf(run, run.steps), y: scaled(run.steps.loss), name: label(run) + "train, each step", mode: "lines", connectgaps: false,
         line: { color: faint(runColor(i), 0.32), width: 1 }, hoverinfo: "skip",
       });
       if (run.evals.train_loss)
         traces.push({
-          x: xOf(run, run.evals), y: run.evals.train_loss, name: label(run) + "train", mode: "lines",
+          x: xOf(run, run.evals), y: scaled(run.evals.train_loss), name: label(run) + "train", mode: "lines",
           line: { color: runColor(i), width: 1.2, dash: "dot" }, hovertemplate: "%{y:.4f}",
         });
-      const key = page.unit === "bits per byte" && run.evals.val_bpb ? "val_bpb" : "val_loss";
+      const knowsBits = isBits && (run.evals.val_bpb || []).some((v) => v !== null);
       traces.push({
-        x: xOf(run, run.evals), y: run.evals[key] || [], name: label(run) + "validation", mode: "lines+markers",
+        x: xOf(run, run.evals), y: knowsBits ? run.evals.val_bpb : scaled(run.evals.val_loss), name: label(run) + "validation", mode: "lines+markers",
         line: { color: runColor(i), width: 2.2 }, marker: { size: 5 }, hovertemplate: "%{y:.4f}",
       });
     });
     const usable = traces.map((t) => (t.y && t.y.length ? t : Object.assign({}, t, { x: null })));
     const range = yRange(usable);
-    const title = page.unit === "bits per byte" ? "bits per byte" : "loss, nats per token";
+    const title = isBits ? "bits per byte" : "loss, nats per token";
     draw("loss", usable, title, range ? { yaxis: Object.assign(layout(title).yaxis, { range: range }) } : {});
   }
 
