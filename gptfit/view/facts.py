@@ -96,7 +96,9 @@ class RunFacts:
 
     @property
     def total_seconds(self) -> float | None:
-        """Training time of the whole schedule at the usual step time."""
+        """Training time of the whole schedule: what it took if it is over, else at the usual step time."""
+        if self.max_iters and self.seconds and self.last_step >= self.max_iters - 1:
+            return self.seconds
         return self.max_iters * self.ms_per_step / 1000 if self.max_iters and self.ms_per_step else None
 
     @property

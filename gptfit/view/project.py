@@ -53,7 +53,8 @@ def _to_step(index: int, run: RunFacts, step: float, target: str) -> list[Projec
     loss = project_loss(run, step)
     if loss is None:
         return []
-    seconds = step * run.ms_per_step / 1000 if run.ms_per_step else None
+    at_usual_speed = step * run.ms_per_step / 1000 if run.ms_per_step else None
+    seconds = run.total_seconds if step == run.max_iters else at_usual_speed
     return [Projection(index, target, step, seconds, loss)]
 
 
