@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve()
 SHARED = HERE.parent.parent.parent / "shared" / "data"
 WORKERS = 2
 TARGETS = {"nanogpt": 25.0, "script": 6.0}
-SIZES = {"gptfit": (2, 10), "nanogpt": (1, 3), "script": (1, 3)}  # copies of the files, times --copies
+SPEED_CHARS = 2e9  # of text in the speed part: the files are repeated until it is reached
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ def main() -> int:
     parser.add_argument(
         "--parquet", type=Path, nargs="*", help="files with a text column (default: ../shared/data/web_*)"
     )
-    parser.add_argument("--copies", type=int, default=1, help="scales how often the files are repeated (default 1)")
+    parser.add_argument(
+        "--copies", type=int, help="how often the files are repeated (default: speed 2 GB of text, stages 4, kills 16)"
+    )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--work", type=Path, help="for contenders: source, then out")
     args = parser.parse_args()
@@ -81,25 +83,20 @@ def _repeat(files: list[Path], copies: int, path: Path) -> int:
 
 
 def speed(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
-    """Two sizes each: the slope is the rate on a real corpus, the rest is start-up. The same texts for all."""
-    print(f"speed: {WORKERS} workers, CPU-seconds of the process and its children")
+    """Whole commands, start-up and all, each on the same file: about as much text as one file of FineWeb holds."""
+    copies = args.copies or max(1, round(SPEED_CHARS / repeat(files, 1, folder / "source.parquet")))
+    size = repeat(files, copies, folder / "source.parquet")
+    print(f"speed: {size / 1e9:.2f} GB of text, {WORKERS} workers, CPU-seconds of the process and its children")
     rates: dict[str, float] = {}
-    for name, sizes in SIZES.items():
-        costs = []
-        for copies in sizes:
-            repeat(files, copies * args.copies, folder / "source.parquet")
-            cost = run_contender(name, folder)
-            if cost is not None:
-                costs.append(cost)
-        if not costs:
+    for name in CONTENDERS:
+        cost = run_contender(name, folder)
+        if cost is None:
             print(f"  {name:<8} skipped: pip install datasets")
             continue
-        small, large = costs
-        rates[name] = (large.tokens - small.tokens) / (large.cpu_seconds - small.cpu_seconds)
-        startup = small.cpu_seconds - small.tokens / rates[name]
+        rates[name] = cost.tokens / cost.cpu_seconds
         print(
-            f"  {name:<8} {large.tokens:>12,} tokens in {large.cpu_seconds:6.1f} CPU-s ({large.wall_seconds:.1f} s wall, "
-            f"{large.peak_mb:.0f} MB): {rates[name] / 1e6:6.2f} Mtokens per CPU-s after {startup:.1f} CPU-s of start-up"
+            f"  {name:<8} {cost.tokens:>12,} tokens in {cost.cpu_seconds:6.1f} CPU-s ({cost.wall_seconds:.1f} s wall, "
+            f"{cost.peak_mb:.0f} MB): {rates[name] / 1e6:6.2f} Mtokens per CPU-s"
         )
     for name, target in TARGETS.items():
         if name in rates:
@@ -208,7 +205,7 @@ def stages(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
     from gptfit.data.prepare import prepare
     from gptfit.data.tokenizer import gpt2_tokenizer
 
-    repeat(files, 4 * args.copies, folder / "source.parquet")
+    repeat(files, args.copies or 4, folder / "source.parquet")
     encoder = gpt2_tokenizer().encoder
     spent = dict.fromkeys(("read", "encode", "write"), 0.0)
     file = pq.ParquetFile(folder / "source.parquet")
@@ -248,7 +245,7 @@ def memory(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
 
 def kills(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
     """Random SIGKILLs; the end must have the bytes of an undisturbed run."""
-    repeat(files, 16 * args.copies, folder / "source.parquet")
+    repeat(files, args.copies or 16, folder / "source.parquet")
     command = [
         sys.executable,
         "-m",

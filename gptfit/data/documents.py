@@ -39,6 +39,7 @@ class Batch:
     skipped: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    text_bytes: NDArray[np.int64] | None = None  # of each text, where known without encoding it
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,10 @@ def _read_span(source: Source, span: Span, reading: Reading, files: OpenFiles) -
 def _read_row_group(file: ParquetFile, source: Source, span: Span, reading: Reading) -> Iterator[Read]:
     assert span.group is not None
     rows = told = 0
-    for values in read_batches(file, reading.text_column, span.group, reading.batch_bytes, source.name):
+    for values, text_bytes in read_batches(file, reading.text_column, span.group, reading.batch_bytes, source.name):
         rows += len(values)
         done = span.source_bytes * rows // span.group.rows
-        yield Read(values, done - told)
+        yield Read(values, done - told, text_bytes=text_bytes)
         told = done
 
 
@@ -106,6 +107,7 @@ def _usable(read: Read, first_row: int, source: Source, reading: Reading) -> Bat
     batch = Batch([], val, origin, read.source_bytes, len(values) - read.continues, read.continues)
     if set(map(type, values)) == {str} and "" not in values:  # nearly always
         batch.texts = list(cast(Sequence[str], values))
+        batch.text_bytes = read.text_bytes
     else:
         kept = [
             _keep(value, batch, f"{source.name}: row {row}", reading.skip_bad)

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from gptfit.data.sources import Source
 from gptfit.errors import DataError
@@ -41,6 +43,7 @@ class Read:
     source_bytes: int
     continues: bool = False  # the last value's document goes on in the next one
     val: bool | None = None  # set when the reader itself splits (tail)
+    text_bytes: NDArray[np.int64] | None = None  # of each value, where the file tells
 
 
 class _Lines:

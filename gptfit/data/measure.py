@@ -70,7 +70,7 @@ def _spread(groups: Sequence[RowGroup]) -> list[RowGroup]:
 
 
 def _sample(file: pq.ParquetFile, column: str, group: RowGroup, tokenizer: Tokenizer, name: str) -> _Sample:
-    batch = next(read_batches(file, column, group, SAMPLE_BYTES, name))
+    batch, _ = next(read_batches(file, column, group, SAMPLE_BYTES, name))
     texts = [_text(value) for value in batch if value]
     ids, _ = tokenizer.encoder.encode_batch(texts)
     share = group.text_bytes * len(batch) / group.rows

@@ -13,9 +13,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from gptfit.data.sources import Source
 from gptfit.errors import DataError
+
+# The columns that keep their values end to end, and the type of the places where each begins.
+OFFSETS = {pa.string(): np.int32, pa.binary(): np.int32, pa.large_string(): np.int64, pa.large_binary(): np.int64}
 
 
 @dataclass(frozen=True)
@@ -124,14 +128,17 @@ def row_groups(file: pq.ParquetFile, column: str) -> list[RowGroup]:
 
 def read_batches(
     file: pq.ParquetFile, column: str, group: RowGroup, batch_bytes: int, name: str
-) -> Iterator[list[str | bytes | None]]:
-    """The row group's texts, about `batch_bytes` at a time; bytes where a value is not UTF-8."""
+) -> Iterator[tuple[list[str | bytes | None], NDArray[np.int64] | None]]:
+    """The row group's texts, about `batch_bytes` at a time, and how many bytes each has, if the column tells.
+
+    A value that is not UTF-8 stays bytes.
+    """
     rows = max(1, min(group.rows, batch_bytes * group.rows // max(1, group.text_bytes)))
     try:
         for batch in file.iter_batches(rows, row_groups=[group.index], columns=[column], use_threads=False):
-            texts = values(batch.column(0))
+            texts, sizes = values(batch.column(0)), byte_lengths(batch.column(0))
             del batch  # or a document of a gigabyte would be held twice while it is encoded
-            yield texts
+            yield texts, sizes
     except (pa.ArrowException, OSError) as error:
         message = str(error).splitlines()[0]
         raise DataError(f"{name}: row group {group.index} is damaged ({message}); download it again") from None
@@ -142,11 +149,11 @@ def values(array: pa.Array) -> list[str | bytes | None]:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     large = array.type in (pa.large_string(), pa.large_binary())
-    if not large:
+    if not large and array.type not in OFFSETS:
         array = array.cast(pa.binary())
     try:
         if array.null_count == 0:
-            return _slices(array, np.dtype(np.int64 if large else np.int32))
+            return _slices(array)
         found: list[Any] = array.cast(pa.large_string() if large else pa.string()).to_pylist()
         return found
     # One bad row must not lose its batch. (A string column is not checked by the cast, a binary one is.)
@@ -155,14 +162,26 @@ def values(array: pa.Array) -> list[str | bytes | None]:
         return [_decoded(value) for value in raw]
 
 
-def _slices(array: pa.Array, offset_type: np.dtype[np.signedinteger]) -> list[str | bytes | None]:
+def _slices(array: pa.Array) -> list[str | bytes | None]:
     """The strings straight from the column's buffers: twice as fast as to_pylist, which makes a scalar of each."""
-    _, offsets, data = array.buffers()
+    data = array.buffers()[2]
     if len(array) == 0 or data is None:
         return [""] * len(array)
-    ends = np.frombuffer(offsets, offset_type)[array.offset : array.offset + len(array) + 1].tolist()
     view = memoryview(data)
-    return [str(view[start:stop], "utf-8") for start, stop in itertools.pairwise(ends)]
+    return [str(view[start:stop], "utf-8") for start, stop in itertools.pairwise(_ends(array).tolist())]
+
+
+def byte_lengths(array: pa.Array) -> NDArray[np.int64] | None:
+    """The size of each value, from the column's offsets; None for a column that keeps its values otherwise."""
+    if array.type not in OFFSETS or array.null_count or len(array) == 0:
+        return None
+    return np.diff(_ends(array)).astype(np.int64)
+
+
+def _ends(array: pa.Array) -> NDArray[np.signedinteger]:
+    """Where each value begins in the data, and where the last one ends."""
+    offsets = np.frombuffer(array.buffers()[1], OFFSETS[array.type])
+    return offsets[array.offset : array.offset + len(array) + 1]
 
 
 def _decoded(raw: bytes | None) -> str | bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 from pathlib import Path
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's idle threads would spin; nothing here multiplies
     from gptfit.data.prepare import forecast, prepare
     from gptfit.verbs.prepare_view import Screen, forecast_lines, summary_lines
 
