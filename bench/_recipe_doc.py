@@ -13,7 +13,7 @@ from _recipe_runs import REPO, Setup
 RESULTS = REPO / "bench" / "recipe_results.json"
 DOC = REPO / "docs" / "recipe.md"
 WIDTH = 118
-ABLATION = Setup("ablation", "bytes", 3, 2, 128, 128, 8, steps=250, eval_iters=32)
+ABLATION = Setup("ablation", "bytes", 3, 2, 128, 128, 8, steps=250, tuning_steps=0, rates=(), eval_iters=32)
 
 
 @dataclass(frozen=True)

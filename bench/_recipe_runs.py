@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ class Setup:
     block_size: int
     batch_size: int
     steps: int  # of nanoGPT
+    tuning_steps: int  # of nanoGPT's shorter runs that choose its learning rate
+    rates: tuple[float, ...]  # that those try
     eval_iters: int
 
     @property
@@ -46,32 +50,50 @@ class Setup:
 @dataclass(frozen=True)
 class Point:
     tokens: int
-    seconds: float  # of training alone: no evaluation, no checkpoint, no compilation
     val_loss: float
 
 
 @dataclass(frozen=True)
 class Curve:
     points: tuple[Point, ...]
-    ms_per_step: float
+    ms_per_step: float  # median; training alone: no evaluation, no checkpoint, no compilation
     compile_seconds: float = 0.0
 
     @property
     def final(self) -> float:
         return self.points[-1].val_loss
 
-    def reach(self, loss: float) -> Point | None:
-        """Where the curve comes down to `loss`, between two evaluations on a straight line; None if it never does."""
+    def reach(self, loss: float) -> int | None:
+        """The tokens after which the curve is down at `loss`, on a straight line between evaluations, if it ever is."""
         for before, after in zip(self.points, self.points[1:], strict=False):
             if after.val_loss <= loss:
                 share = (before.val_loss - loss) / (before.val_loss - after.val_loss)
-                share = min(1.0, max(0.0, share))
-                return Point(
-                    round(before.tokens + share * (after.tokens - before.tokens)),
-                    before.seconds + share * (after.seconds - before.seconds),
-                    loss,
-                )
+                return round(before.tokens + min(1.0, max(0.0, share)) * (after.tokens - before.tokens))
         return None
+
+
+class Kept:
+    """Curves by name in a file, so that a bench of hours goes on where it was stopped."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+        self._curves = {entry["run"]: _curve_of(entry["curve"]) for entry in map(json.loads, lines)}
+
+    def get(self, run: str, make: Callable[[], Curve]) -> Curve:
+        if run not in self._curves:
+            self._curves[run] = make()
+            if self.path:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"run": run, "curve": asdict(self._curves[run])}) + "\n")
+        curve = self._curves[run]
+        print(f"  {run}: {curve.final:.4f}, {curve.ms_per_step:.0f} ms per step", flush=True)
+        return curve
+
+
+def _curve_of(facts: dict[str, Any]) -> Curve:
+    points = tuple(Point(**point) for point in facts["points"])
+    return Curve(points, facts["ms_per_step"], facts["compile_seconds"])
 
 
 class Runner:
@@ -80,9 +102,8 @@ class Runner:
     def __init__(self, folder: Path, data: Path, threads: int, nanogpt: Path | None = None) -> None:
         self.folder, self.data, self.nanogpt = folder, data, nanogpt
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else dict(os.environ)
-        self._count = 0
 
-    def nanogpt_curve(self, setup: Setup, learning_rate: float, seed: int) -> Curve:
+    def nanogpt_curve(self, setup: Setup, learning_rate: float, seed: int, **changes: Any) -> Curve:
         """Its own train.py in float32 without the compiler, as it runs on a CPU; only its fixed seed is replaced."""
         assert self.nanogpt is not None
         place = self._new_folder("nanogpt")
@@ -91,30 +112,27 @@ class Runner:
         (place / "configurator.py").write_bytes((self.nanogpt / "configurator.py").read_bytes())
         (place / "data").mkdir()
         (place / "data" / "bench").symlink_to(self.data.resolve())
-        interval = max(1, setup.steps // 10)
+        steps = changes.get("max_iters", setup.steps)
         keys = setup.keys | {
             "dataset": "bench",
             "out_dir": str(place / "out"),
-            "max_iters": setup.steps,
-            "lr_decay_iters": setup.steps,
-            "warmup_iters": setup.steps // 20,
+            "max_iters": steps,
+            "lr_decay_iters": steps,
+            "warmup_iters": steps // 10,
             "learning_rate": learning_rate,
             "min_lr": learning_rate / 10,
-            "eval_interval": interval,
+            "eval_interval": max(1, steps // 10),
+            "log_interval": 1,
             "always_save_checkpoint": False,
             "compile": False,
         }
+        keys |= changes
         words = [sys.executable, str(place / "train.py"), *(f"--{key}={value}" for key, value in keys.items())]
         text = self._run(words, place, {"PYTHONPATH": str(self.nanogpt)})
-        times = {int(step): float(ms) for step, ms in ITER_LINE.findall(text)}
         # nanoGPT counts an evaluation into the iteration that follows it.
-        clean = statistics.median(ms for step, ms in times.items() if step % interval)
-        milliseconds = [clean if step % interval == 0 else times[step] for step in sorted(times)]
-        points = [
-            Point(int(step) * setup.tokens_per_step, sum(milliseconds[: int(step)]) / 1000, float(loss))
-            for step, loss in EVAL_LINE.findall(text)
-        ]
-        return Curve(tuple(points), clean)
+        clean = [float(ms) for step, ms in ITER_LINE.findall(text) if int(step) % keys["eval_interval"]]
+        points = tuple(Point(int(step) * setup.tokens_per_step, float(loss)) for step, loss in EVAL_LINE.findall(text))
+        return Curve(points, statistics.median(clean))
 
     def gptfit_curve(self, setup: Setup, seed: int, **changes: Any) -> Curve:
         """`gptfit train` with the setup's model and batch; `changes` are more keys."""
@@ -127,12 +145,11 @@ class Runner:
         )
         log = read_run(place / "out" / "run.jsonl")
         compiled = sum(event.get("seconds", 0.0) for event in log.events if event.get("kind") == "compile")
-        points = tuple(Point(e["tokens"], e["seconds"], e["val_loss"]) for e in log.evals)
+        points = tuple(Point(e["tokens"], e["val_loss"]) for e in log.evals)
         return Curve(points, statistics.median(step["ms"] for step in log.steps), compiled)
 
     def _new_folder(self, program: str) -> Path:
-        self._count += 1
-        place = self.folder / f"{program}-{self._count}"
+        place = self.folder / f"{program}-{sum(1 for _ in self.folder.iterdir())}"
         place.mkdir()
         return place
 

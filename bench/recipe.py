@@ -2,7 +2,7 @@
 
 python bench/recipe.py                           the step time of both recipes in gptfit
 python bench/recipe.py --nanogpt PATH            and one small model, minutes on two idle cores
-python bench/recipe.py --nanogpt PATH --full     5M bytes and 30M GPT-2 vocabulary, 3 seeds, hours
+python bench/recipe.py --nanogpt PATH --full     5M bytes and 30M GPT-2 vocabulary, 3 seeds, hours; --keep FILE goes on
 python bench/recipe.py --ablation                rewrites docs/recipe.md from runs without each ingredient
 """
 
@@ -14,25 +14,25 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from _recipe_doc import ABLATION, RESULTS, VARIANTS, Row, Variant, write_doc
-from _recipe_runs import REPO, Curve, Point, Runner, Setup
+from _recipe_runs import REPO, Curve, Kept, Runner, Setup
 
 from gptfit.config import TrainConfig
 from gptfit.recipe import training_keys
 from gptfit.run.train import train
 from gptfit.units import si
 
-SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=300, eval_iters=16)
+SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=300, tuning_steps=300, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
 FULL = (
-    Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, eval_iters=20),
-    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=800, eval_iters=20),
+    Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, tuning_steps=200, rates=(5e-4, 1e-3, 2e-3), eval_iters=20),
+    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, tuning_steps=92, rates=(5e-4, 1e-3, 2e-3), eval_iters=20),
 )
-RATES = (1e-3, 2e-3, 4e-3)  # nanoGPT's best of these is what we compare with
 OURS_SHARE = 4  # our horizon is this part of nanoGPT's tokens
 TOKENS_TARGET, SECONDS_TARGET, STEP_TARGET = 4.0, 6.0, 1.10
 STEP_TIME_STEPS = 12
@@ -46,6 +46,7 @@ class Comparison:
     rate: float
     theirs: list[Curve]
     ours: list[Curve]
+    ms_per_step: dict[str, float]
 
 
 def main() -> int:
@@ -53,6 +54,8 @@ def main() -> int:
     parser.add_argument("--nanogpt", type=Path, help="a nanoGPT checkout; its own train.py is run")
     parser.add_argument("--data", type=Path, help="a folder with .parquet files (default: ../shared/data)")
     parser.add_argument("--full", action="store_true", help="the two models of the claim, 3 seeds")
+    parser.add_argument("--size", choices=[setup.name for setup in FULL], help="with --full: only this model")
+    parser.add_argument("--keep", type=Path, help="a file of finished runs: an interrupted bench goes on from it")
     parser.add_argument("--ablation", action="store_true", help="runs without each ingredient; writes docs/recipe.md")
     parser.add_argument("--seeds", type=int, default=0, help="default 3; the ablation's default 2")
     parser.add_argument("--threads", type=int, default=0, help="OMP_NUM_THREADS of every run (default: all cores)")
@@ -71,12 +74,14 @@ def main() -> int:
             ablate(prepare(sources, ABLATION.tokenizer, folder), folder, args.seeds or 2)
         if args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile
+            setups = [setup for setup in FULL if args.size in (None, setup.name)] if args.full else [SMALL]
             nanogpt = args.nanogpt.resolve()
-            for setup in FULL if args.full else (SMALL,):
+            for setup in setups:
                 runner = Runner(folder, prepare(sources, setup.tokenizer, folder), args.threads, nanogpt)
-                report(compare(runner, setup, args.seeds or 3, is_compiled))
-        for setup in () if args.ablation else FULL if args.full else FULL[:1]:
-            report_step_time(Runner(folder, prepare(sources, setup.tokenizer, folder), args.threads), setup)
+                report(compare(runner, setup, args.seeds or 3, is_compiled, Kept(args.keep)))
+        elif not args.ablation:
+            runner = Runner(folder, prepare(sources, FULL[0].tokenizer, folder), args.threads)
+            report_step_times(FULL[0], step_times(runner, FULL[0], is_compiled=True))
     return 0
 
 
@@ -89,63 +94,86 @@ def prepare(sources: Sequence[Path], tokenizer: str, folder: Path) -> Path:
     return out
 
 
-def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool) -> Comparison:
-    """nanoGPT at three rates with the first seed, at the best of them with the others; ours with every seed."""
+def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: Kept) -> Comparison:
+    """nanoGPT at three rates on a shorter horizon, at the best of them on the whole one; ours with every seed.
+
+    The losses do not depend on what else the machine does; the times do, so they are measured apart, in turns.
+    """
     tuned = {}
-    for rate in RATES:
-        tuned[rate] = runner.nanogpt_curve(setup, rate, 1)
-        print(f"  nanoGPT lr {rate:g}: {tuned[rate].final:.4f}", flush=True)
-    rate = min(tuned, key=lambda rate: tuned[rate].final)
-    theirs = [tuned[rate], *(runner.nanogpt_curve(setup, rate, seed) for seed in range(2, seeds + 1))]
+    short = setup.tuning_steps
+    for rate in setup.rates:
+        run = f"{setup.name} nanoGPT lr {rate:g} seed 1 steps {short}"
+        tuned[rate] = kept.get(run, partial(runner.nanogpt_curve, setup, rate, 1, max_iters=short)).final
+    rate = min(tuned, key=lambda rate: tuned[rate])
+    theirs, ours = [], []
     steps = setup.steps // OURS_SHARE
-    ours = []
+    keys = {"max_iters": steps, "eval_interval": max(1, steps // 15), "compile": is_compiled, "log_interval": 1}
     for seed in range(1, seeds + 1):
-        ours.append(
-            runner.gptfit_curve(
-                setup, seed, max_iters=steps, eval_interval=max(1, steps // 15), compile=is_compiled, log_interval=1
-            )
-        )
-        print(f"  modern seed {seed}: {ours[-1].final:.4f}", flush=True)
-    return Comparison(setup, rate, theirs, ours)
+        run = f"{setup.name} modern seed {seed} steps {steps}{' compiled' if is_compiled else ''}"
+        ours.append(kept.get(run, partial(runner.gptfit_curve, setup, seed, **keys)))
+        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
+        theirs.append(kept.get(run, partial(runner.nanogpt_curve, setup, rate, seed)))
+    return Comparison(setup, rate, theirs, ours, step_times(runner, setup, is_compiled))
+
+
+def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> dict[str, float]:
+    """Milliseconds per step of nanoGPT, our gpt2 path and the modern recipe: in turns, the best of two medians."""
+    keys = {"max_iters": STEP_TIME_STEPS, "lr_decay_iters": STEP_TIME_STEPS, "eval_interval": STEP_TIME_STEPS}
+    keys |= {"log_interval": 1, "eval_iters": 1}
+    ours = keys | {"compile": is_compiled}
+    programs: dict[str, Callable[[], Curve]] = {
+        "gpt2": lambda: runner.gptfit_curve(setup, 1, recipe="gpt2", warmup_iters=1, **ours),
+        "modern": lambda: runner.gptfit_curve(setup, 1, **ours),
+    }
+    if runner.nanogpt:
+        programs["nanoGPT"] = lambda: runner.nanogpt_curve(setup, setup.rates[0], 1, **keys)
+    times = {name: [run().ms_per_step] for name, run in programs.items()}
+    for name, run in programs.items():
+        times[name].append(run().ms_per_step)
+    return {name: min(milliseconds) for name, milliseconds in times.items()}
 
 
 def report(result: Comparison) -> None:
-    setup = result.setup
+    setup, ms = result.setup, result.ms_per_step
     finals = [curve.final for curve in result.theirs]
     target = statistics.fmean(finals)
     print(
         f"{setup.name}: {setup.n_layer} x {setup.n_embd}, {setup.tokenizer}, {setup.tokens_per_step:,} tokens per step"
     )
-    show_curve(f"nanoGPT, best lr {result.rate:g}", result.theirs)
-    show_curve(f"modern, horizon 1/{OURS_SHARE}", result.ours)
-    reached = [curve.reach(target) for curve in result.ours]
-    points = [point for point in reached if point is not None]
-    if len(points) < len(reached):
-        print(f"{len(reached) - len(points)} of {len(reached)} modern runs never reached {target:.4f}")
+    show_curve(f"nanoGPT, lr {result.rate:g}, the best of {len(setup.rates)}", result.theirs, setup, ms["nanoGPT"])
+    show_curve(f"modern, horizon 1/{OURS_SHARE}", result.ours, setup, ms["modern"])
+    reached = [at for curve in result.ours if (at := curve.reach(target)) is not None]
+    if len(reached) < len(result.ours):
+        print(f"{len(result.ours) - len(reached)} of {len(result.ours)} modern runs never reached {target:.4f}")
         return
-    theirs_tokens = result.theirs[0].points[-1].tokens
-    theirs_seconds = statistics.fmean(curve.points[-1].seconds for curve in result.theirs)
-    tokens = [theirs_tokens / point.tokens for point in points]
-    seconds = [theirs_seconds / point.seconds for point in points]
-    compiled = [theirs_seconds / (p.seconds + c.compile_seconds) for p, c in zip(points, result.ours, strict=True)]
+    theirs = setup.steps * setup.tokens_per_step
+    tokens = [theirs / ours for ours in reached]
+    seconds = [ratio * ms["nanoGPT"] / ms["modern"] for ratio in tokens]
+    compiled = [
+        theirs * ms["nanoGPT"] / (ours * ms["modern"] + 1000 * curve.compile_seconds * setup.tokens_per_step)
+        for ours, curve in zip(reached, result.ours, strict=True)
+    ]
     print(f"nanoGPT's final loss {target:.4f} with 1/{spread(tokens)} of the tokens (target 1/{TOKENS_TARGET:g})")
     print(
         f"  and 1/{spread(seconds)} of the training seconds (target 1/{SECONDS_TARGET:g}), counting compilation 1/{spread(compiled)}"
     )
+    report_step_times(setup, ms)
 
 
-def show_curve(name: str, curves: list[Curve]) -> None:
+def report_step_times(setup: Setup, ms: dict[str, float]) -> None:
+    print(
+        f"{setup.name} step: modern {ms['modern']:.0f} ms, gpt2 {ms['gpt2']:.0f} ms, "
+        f"{ms['modern'] / ms['gpt2']:.2f} times (target {STEP_TARGET:g})"
+    )
+
+
+def show_curve(name: str, curves: list[Curve], setup: Setup, ms_per_step: float) -> None:
     finals = [curve.final for curve in curves]
-    print(f"{name}: final {spread(finals, 4)} over {len(curves)} seeds, {curves[0].ms_per_step:.0f} ms per step")
-    for i in range(0, len(curves[0].points), 2):
-        column = [curve.points[i] for curve in curves]
-        print(
-            f"  {si(column[0].tokens):>8} tokens {mean_seconds(column):8.1f} s  {spread([p.val_loss for p in column], 4)}"
-        )
-
-
-def mean_seconds(points: list[Point]) -> float:
-    return statistics.fmean(point.seconds for point in points)
+    print(f"{name}: final {spread(finals, 4)} over {len(curves)} seeds, {ms_per_step:.0f} ms per step")
+    for column in list(zip(*(curve.points for curve in curves), strict=True))[::2]:
+        seconds = column[0].tokens / setup.tokens_per_step * ms_per_step / 1000
+        losses = spread([point.val_loss for point in column], 4)
+        print(f"  {si(column[0].tokens):>8} tokens {seconds:8.1f} s  {losses}")
 
 
 def spread(values: list[float], digits: int = 2) -> str:
@@ -154,26 +182,9 @@ def spread(values: list[float], digits: int = 2) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def report_step_time(runner: Runner, setup: Setup) -> None:
-    """Our gpt2 path and the modern recipe in turns, compiled, same model size, same batch."""
-    times: dict[str, list[float]] = {"gpt2": [], "modern": []}
-    keys = {"max_iters": STEP_TIME_STEPS, "lr_decay_iters": STEP_TIME_STEPS, "eval_interval": STEP_TIME_STEPS}
-    for seed in (1, 2):
-        for recipe in times:
-            more = keys if recipe == "modern" else keys | {"warmup_iters": 1}
-            curve = runner.gptfit_curve(
-                setup, seed, recipe=recipe, compile=True, log_interval=1, **(more | {"eval_iters": 1})
-            )
-            times[recipe].append(curve.ms_per_step)
-    gpt2, modern = (min(times[recipe]) for recipe in ("gpt2", "modern"))
-    print(
-        f"{setup.name} step, compiled: modern {modern:.0f} ms, gpt2 {gpt2:.0f} ms, {modern / gpt2:.2f} times (target {STEP_TARGET:g})"
-    )
-
-
 def ablate(data: Path, folder: Path, seeds: int) -> None:
     """Every variant in this process; the recipe itself with at least three seeds, to know the noise."""
-    rows = []
+    rows: list[Row] = []
     for variant in VARIANTS:
         n_seeds = seeds if rows else max(3, seeds)
         losses = [ablation_loss(data, folder / f"{len(rows)}-{seed}", seed, variant) for seed in range(1, n_seeds + 1)]
