@@ -104,7 +104,7 @@ class Runner:
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else dict(os.environ)
 
     def nanogpt_curve(self, setup: Setup, learning_rate: float, seed: int, **changes: Any) -> Curve:
-        """Its own train.py in float32 without the compiler, as it runs on a CPU; only its fixed seed is replaced."""
+        """Its own train.py in float32, by default without the compiler, as it runs on a CPU; only its seed is replaced."""
         assert self.nanogpt is not None
         place = self._new_folder("nanogpt")
         source = (self.nanogpt / "train.py").read_text(encoding="utf-8")

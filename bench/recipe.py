@@ -97,13 +97,16 @@ def prepare(sources: Sequence[Path], tokenizer: str, folder: Path) -> Path:
 def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: Kept) -> Comparison:
     """nanoGPT at three rates on a shorter horizon, at the best of them on the whole one; ours with every seed.
 
-    The losses do not depend on what else the machine does; the times do, so they are measured apart, in turns.
+    Losses depend neither on the compiler nor on what else the machine does. Times do: they are measured apart, in turns,
+    nanoGPT's without the compiler.
     """
     tuned = {}
     short = setup.tuning_steps
     for rate in setup.rates:
         run = f"{setup.name} nanoGPT lr {rate:g} seed 1 steps {short}"
-        tuned[rate] = kept.get(run, partial(runner.nanogpt_curve, setup, rate, 1, max_iters=short)).final
+        tuned[rate] = kept.get(
+            run, partial(runner.nanogpt_curve, setup, rate, 1, max_iters=short, compile=is_compiled)
+        ).final
     rate = min(tuned, key=lambda rate: tuned[rate])
     theirs, ours = [], []
     steps = setup.steps // OURS_SHARE
@@ -112,7 +115,7 @@ def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: K
         run = f"{setup.name} modern seed {seed} steps {steps}{' compiled' if is_compiled else ''}"
         ours.append(kept.get(run, partial(runner.gptfit_curve, setup, seed, **keys)))
         run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
-        theirs.append(kept.get(run, partial(runner.nanogpt_curve, setup, rate, seed)))
+        theirs.append(kept.get(run, partial(runner.nanogpt_curve, setup, rate, seed, compile=is_compiled)))
     return Comparison(setup, rate, theirs, ours, step_times(runner, setup, is_compiled))
 
 
