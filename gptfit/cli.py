@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) went away; python would complain again while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # A full disk under a file is a GptfitError by now; this one has no name: it is what stdout is piped into.
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("gptfit: cannot write the output: no space left; free some and run it again", file=sys.stderr)
+        return 1
 
 
 def _dispatch(words: list[str]) -> int:
@@ -59,15 +67,17 @@ def _dispatch(words: list[str]) -> int:
         print(f"gptfit {__version__}")
         return 0
     if words[0] not in available_verbs():
-        raise UsageError(f"{words[0]!r} is not a verb{_suggestion(words[0])}; `gptfit --help` lists them")
+        hint = _suggestion(words[0], available_verbs())
+        raise UsageError(f"{words[0]!r} is not a verb{hint}; `gptfit --help` lists them")
     verb = import_module(f"gptfit.verbs.{words[0]}")
     parser = Parser(prog=f"gptfit {words[0]}", description=verb.HELP, allow_abbrev=False)
     verb.add_arguments(parser)
     args, rest = parser.parse_known_args(words[1:])
     if rest and not hasattr(args, "overrides"):
-        raise UsageError(f"{rest[0]} is not an option of `gptfit {words[0]}`; see `gptfit {words[0]} --help`")
+        hint = _suggestion(rest[0].partition("=")[0], parser.options())
+        raise UsageError(f"{rest[0]} is not an option of `gptfit {words[0]}`{hint}; see `gptfit {words[0]} --help`")
     if hasattr(args, "overrides"):
-        args.overrides = rest
+        args.overrides, args.options = rest, parser.options()
     return int(verb.run(args))
 
 
@@ -83,6 +93,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
+    def options(self) -> list[str]:
+        return list(self._option_string_actions)
+
 
 def _overview() -> str:
     rows = "\n".join(f"  {verb:<11} {VERBS[verb]}" for verb in available_verbs())
@@ -93,8 +106,8 @@ def _overview() -> str:
     )
 
 
-def _suggestion(word: str) -> str:
+def _suggestion(word: str, known: Sequence[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(word, available_verbs(), n=1)
+    close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""

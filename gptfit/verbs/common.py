@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 from dataclasses import replace
@@ -23,7 +24,7 @@ PIPED_WIDTH = 120  # columns
 def config_arguments(parser: argparse.ArgumentParser) -> None:
     """`[CONFIG.py ...] [--key=value ...]` in any order, as nanoGPT's configurator takes them."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG.py", help="nanoGPT-style config files, later ones win")
-    parser.set_defaults(overrides=[])
+    parser.set_defaults(overrides=[], options=[])
     nanogpt = " ".join(key for key in FIELD_TYPES if key not in GPTFIT_KEYS)
     ours = " ".join(key for key in FIELD_TYPES if key in GPTFIT_KEYS)
     parser.epilog = f"Keys, each as --key=value. nanoGPT's: {nanogpt}. gptfit's own: {ours}."
@@ -76,8 +77,12 @@ def _vocab_size(config: TrainConfig) -> int | None:
 
 
 def _refuse_separate_values(args: argparse.Namespace) -> None:
-    """`--batch_size 8` would leave 8 as a file; nanoGPT's form has an equals sign."""
+    """`--batch_size 8` would leave 8 as a file; nanoGPT's form has an equals sign. A verb's own option takes both."""
     for word in args.overrides:
+        option = word.partition("=")[0]
+        close = difflib.get_close_matches(option, args.options, n=1, cutoff=0.8)
+        if close and option.removeprefix("--") not in FIELD_TYPES:
+            raise UsageError(f"{option}: no such option or key; did you mean {close[0]}?")
         if word.startswith("--") and "=" not in word:
             raise UsageError(f"{word}: give a value as {word}=VALUE")
 

@@ -121,4 +121,7 @@ def _heading(choice: Proposal, wish: Wish) -> tuple[str, list[str]]:
         )
     if wish.recipe == "gpt2" and plan.config.chunked_loss is not True and not plan.config.checkpoint_activations:
         notes.append("runs with `gptfit train` and with stock nanoGPT's train.py")
-    return f"{wish.data.name} on {wish.processes} x {wish.gpu.name} in {wish.hours:g} hours, by gptfit propose", notes
+    return (
+        f"{wish.data.name} on {wish.processes} x {wish.gpu.name} in {duration(3600 * wish.hours)}, by gptfit propose",
+        notes,
+    )

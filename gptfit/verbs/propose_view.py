@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gptfit.plan.propose import MOST_EPOCHS, Proposal, Proposals, Wish
-from gptfit.units import GIB, si
+from gptfit.units import GIB, duration, si
 from gptfit.verbs.common import console
 from gptfit.verbs.plan_view import show as show_plan
 
@@ -16,8 +16,10 @@ def show(proposals: Proposals, wish: Wish, written: Path | None) -> None:
     from rich.text import Text
 
     out = console()
+    shapes = "shape" if proposals.searched == 1 else "shapes"
     out.print(
-        f"Lowest expected loss of {proposals.searched} shapes for {wish.data.name}, {wish.hours:g} hours:", markup=False
+        f"Lowest expected loss of {proposals.searched} {shapes} for {wish.data.name} in {duration(3600 * wish.hours)}:",
+        markup=False,
     )
     out.print()
     show_plan(proposals.choice.plan)
@@ -27,7 +29,7 @@ def show(proposals: Proposals, wish: Wish, written: Path | None) -> None:
     out.print()
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
-    for heading in ("shape", "params", "B x acc", "GiB", "tok/s", "hours", "tokens", "loss"):
+    for heading in ("shape", "params", "B x acc", "GiB", "tok/s", "time", "tokens", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in (proposals.choice, *proposals.alternatives):
         table.add_row(*(Text(cell) for cell in _cells(row)))
@@ -74,7 +76,7 @@ def _cells(row: Proposal) -> list[str]:
         f"{config.batch_size}x{accumulation}",
         f"{plan.memory.device.value / GIB:.1f}",
         si(plan.speed.tokens_per_s.value),
-        f"{plan.seconds.value / 3600:.1f}",
+        duration(plan.seconds.value),
         si(plan.tokens),
         loss,
     ]

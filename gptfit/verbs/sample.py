@@ -23,13 +23,18 @@ SEPARATOR = "---------------"  # nanoGPT's
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="RUN|ckpt.pt", help="run folder, checkpoint, GPT-2 folder, or gpt2")
-    parser.add_argument("--prompt", help="what to continue; - reads it from stdin, FILE:name from a file")
+    parser.add_argument("model", nargs="?", metavar="RUN|ckpt.pt", help="run folder, checkpoint, GPT-2 folder, or gpt2")
+    parser.add_argument("--out_dir", dest="model_too", metavar="RUN", help="the same, as nanoGPT's sample.py has it")
+    parser.add_argument("--prompt", "--start", help="what to continue; - reads it from stdin, FILE:name from a file")
     parser.add_argument("--interactive", action="store_true", help="ask for prompts until end of input")
-    parser.add_argument("--n", type=int, default=3, help="samples, made together (default 3)")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens per sample at most (default 200)")
+    parser.add_argument("--n", "--num_samples", type=int, default=3, help="samples, made together (default 3)")
+    parser.add_argument(
+        "--tokens", "--max_new_tokens", type=int, default=200, help="tokens per sample at most (default 200)"
+    )
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
-    parser.add_argument("--top-k", type=int, default=200, help="draw from the k likeliest; 0 for all (default 200)")
+    parser.add_argument(
+        "--top-k", "--top_k", type=int, default=200, help="draw from the k likeliest; 0 for all (default 200)"
+    )
     parser.add_argument("--top-p", type=float, help="draw from the likeliest that reach this probability together")
     parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
@@ -38,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    model = args.model or args.model_too
+    if model is None or (args.model and args.model_too):
+        raise UsageError("name one run folder or checkpoint: gptfit sample RUN")
     for option in ("n", "tokens"):
         if getattr(args, option) < 1:
             raise UsageError(f"--{option} {getattr(args, option)} must be 1 or more")
@@ -49,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from gptfit.run.pick import Picking
 
     picking = Picking(args.temperature, args.top_k or None, args.top_p, args.seed)
-    opened = open_model(args.model, args.data, args.device)
+    opened = open_model(model, args.data, args.device)
     for line in (describe(opened), *opened.notes):
         note(line)
     if args.interactive:

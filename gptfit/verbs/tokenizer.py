@@ -6,6 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
+from gptfit.errors import DataError
 from gptfit.units import count, gib, percent, si
 from gptfit.verbs.common import console
 from gptfit.verbs.prepare import default_name
@@ -27,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from gptfit.data.bpe import train_tokenizer
 
     out = args.out or Path("data") / f"{default_name(args.sources[0])}-{args.vocab_size}.json"
+    if out.exists():
+        raise DataError(f"{out}: already there, and data may have been made with it; use another --out")
     found = train_tokenizer(args.sources, out, args.vocab_size, args.text_column, args.sample_mib * 2**20)
     saved = (50257 - args.vocab_size) * EXAMPLE_WIDTH
     lines = [f"{out}: {count(found.tokenizer.vocab_size)} entries, learned from {gib(found.trained_on_bytes)} of text"]

@@ -91,12 +91,18 @@ class Differences:
     unknown: tuple[str, ...]
 
 
+def _value(run: RunFacts, key: str) -> Any:
+    """A resumed run is the same run: how it was started this time is no difference."""
+    value = run.config.get(key, MISSING)
+    return "scratch" if key == "init_from" and value == "resume" else value
+
+
 def differences(runs: Sequence[RunFacts]) -> Differences:
     """Config keys first, then what surrounds the config. A micro-batch that keeps tokens per step is one change."""
     changed: list[Change] = []
     same: dict[str, Any] = {}
     unknown: list[str] = []
-    rows = {key: [run.config.get(key, MISSING) for run in runs] for key in _all_keys(runs)}
+    rows = {key: [_value(run, key) for run in runs] for key in _all_keys(runs)}
     rows |= _surroundings(runs)
     for key, values in rows.items():
         if key in _BOOKKEEPING:

@@ -70,6 +70,8 @@ def test_a_trained_tokenizer_is_the_size_asked_for_and_repeatable(
         assert main(words) == 0
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
     assert "bytes per token on held-out text" in capsys.readouterr().out
+    assert main(words) == 1, "it would replace the vocabulary of data made before"
+    assert "already there" in capsys.readouterr().err
     found = load_tokenizer(tmp_path / "one.json")
     assert found.vocab_size == 300
     text = "héllo 漢字 <|endoftext|>"

@@ -76,6 +76,15 @@ def test_one_sample_is_the_first_of_three(run: Path, capsys: pytest.CaptureFixtu
     assert three.startswith(one)
 
 
+def test_nanogpts_own_words_give_the_same_samples(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, ours, _ = said(capsys, "sample", run, "--prompt", "abc", "--n", 2, "--tokens", 9, "--top-k", 5)
+    words = [f"--out_dir={run}", "--start=abc", "--num_samples=2", "--max_new_tokens=9", "--top_k=5"]
+    code, theirs, _ = said(capsys, "sample", *words)
+    assert (code, theirs) == (0, ours)
+    assert said(capsys, "sample", "--start=abc")[0] == 2
+    assert said(capsys, "sample", run, f"--out_dir={run}")[0] == 2
+
+
 def test_a_runs_samples_are_kept_in_its_log_for_the_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunLogWriter(run / "run.jsonl") as log:
         log.append({"event": "header", "name": "a"})

@@ -247,3 +247,9 @@ def test_a_resumed_run_of_ours_drops_what_the_crash_undid(make_run: MakeRun) -> 
     assert max(event["step"] for event in run.evals) == 60  # taken before update 60, which the resumed run made
     seconds = [event["seconds"] for event in run.steps]
     assert seconds == sorted(seconds)
+
+
+def test_a_resumed_run_is_no_other_kind_of_run(make_run: MakeRun) -> None:
+    resumed = make_run("b", config={"init_from": "resume"})
+    answer = compare_runs([open_run(make_run("a")), open_run(resumed)])
+    assert "init_from" not in [change.key for change in answer.differences.changed]
