@@ -121,7 +121,7 @@ class Runner:
             "warmup_iters": steps // 10,
             "learning_rate": learning_rate,
             "min_lr": learning_rate / 10,
-            "eval_interval": max(1, steps // 10),
+            "eval_interval": max(1, steps // 8),
             "log_interval": 1,
             "always_save_checkpoint": False,
             "compile": False,

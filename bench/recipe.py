@@ -31,7 +31,7 @@ from gptfit.units import si
 SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=300, tuning_steps=300, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
 FULL = (
     Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, tuning_steps=200, rates=(5e-4, 1e-3, 2e-3), eval_iters=20),
-    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, tuning_steps=92, rates=(5e-4, 1e-3, 2e-3), eval_iters=20),
+    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, tuning_steps=92, rates=(5e-4, 1e-3, 2e-3), eval_iters=12),
 )
 OURS_SHARE = 4  # our horizon is this part of nanoGPT's tokens
 TOKENS_TARGET, SECONDS_TARGET, STEP_TARGET = 4.0, 6.0, 1.10
@@ -102,15 +102,14 @@ def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: K
     """
     tuned = {}
     short = setup.tuning_steps
+    tuning = {"max_iters": short, "eval_interval": short, "compile": is_compiled}
     for rate in setup.rates:
         run = f"{setup.name} nanoGPT lr {rate:g} seed 1 steps {short}"
-        tuned[rate] = kept.get(
-            run, partial(runner.nanogpt_curve, setup, rate, 1, max_iters=short, compile=is_compiled)
-        ).final
+        tuned[rate] = kept.get(run, partial(runner.nanogpt_curve, setup, rate, 1, **tuning)).final
     rate = min(tuned, key=lambda rate: tuned[rate])
     theirs, ours = [], []
     steps = setup.steps // OURS_SHARE
-    keys = {"max_iters": steps, "eval_interval": max(1, steps // 15), "compile": is_compiled, "log_interval": 1}
+    keys = {"max_iters": steps, "eval_interval": max(1, steps // 8), "compile": is_compiled, "log_interval": 1}
     for seed in range(1, seeds + 1):
         run = f"{setup.name} modern seed {seed} steps {steps}{' compiled' if is_compiled else ''}"
         ours.append(kept.get(run, partial(runner.gptfit_curve, setup, seed, **keys)))
@@ -173,10 +172,10 @@ def report_step_times(setup: Setup, ms: dict[str, float]) -> None:
 def show_curve(name: str, curves: list[Curve], setup: Setup, ms_per_step: float) -> None:
     finals = [curve.final for curve in curves]
     print(f"{name}: final {spread(finals, 4)} over {len(curves)} seeds, {ms_per_step:.0f} ms per step")
-    for column in list(zip(*(curve.points for curve in curves), strict=True))[::2]:
-        seconds = column[0].tokens / setup.tokens_per_step * ms_per_step / 1000
-        losses = spread([point.val_loss for point in column], 4)
-        print(f"  {si(column[0].tokens):>8} tokens {seconds:8.1f} s  {losses}")
+    losses = [{point.tokens: point.val_loss for point in curve.points} for curve in curves]
+    for tokens in sorted(set.intersection(*map(set, losses))):
+        seconds = tokens / setup.tokens_per_step * ms_per_step / 1000
+        print(f"  {si(tokens):>8} tokens {seconds:8.1f} s  {spread([loss[tokens] for loss in losses], 4)}")
 
 
 def spread(values: list[float], digits: int = 2) -> str:
