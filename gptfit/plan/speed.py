@@ -16,7 +16,9 @@ MEASURED_ERROR = 0.03  # three logs of one RTX 4070 over five months agree to 0.
 
 MATMUL_TILE = 64  # tensor-core kernels compute whole tiles; a width of 504 costs as much as 512
 HEAD_TILE = 32  # flash attention kernels exist for head sizes 32, 64, 96, 128, ...
-NEWTON_SCHULZ_FLOPS = 30  # per matrix weight and unit of its smaller side: 5 iterations of three products; Muon (2024)
+NEWTON_SCHULZ_FLOPS = (
+    18  # per matrix weight and unit of its smaller side: three products in each of run/muon.py's 3 rounds
+)
 
 
 @dataclass(frozen=True)
