@@ -35,6 +35,7 @@ class SpeedKey:
     chunked_loss: bool  # resolved, never 'auto'
     checkpoint_activations: bool
     optimizer: str
+    ingredients: str = ""  # of arch='modern', where they are not the default: 'norm=layer smear=False'
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,18 @@ def speed_key(
         chunked_loss=chunked_loss,
         checkpoint_activations=checkpoint_activations,
         optimizer=optimizer,
+        ingredients=_ingredients(shape),
     )
+
+
+def _ingredients(shape: ModelShape) -> str:
+    """The switches of the modern block that are not at their default."""
+    if shape.arch != "modern":
+        return ""
+    named = {field.name for field in fields(SpeedKey)}
+    own = [field for field in fields(ModelShape) if field.name not in named]
+    changed = [field.name for field in own if getattr(shape, field.name) != field.default]
+    return " ".join(f"{name}={getattr(shape, name)}" for name in changed)
 
 
 def cache_folder() -> Path:
