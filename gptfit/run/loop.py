@@ -179,8 +179,6 @@ class Loop:
         self._return_to_start()
         gc.collect()  # it is off while training, and a failed call can leave cycles that hold tensors
         run.device.release_memory()
-        if run.engine.compiled:
-            torch.compiler.reset()
         self.micro_batch = smaller
         run.report.tell(
             "oom",
@@ -189,6 +187,9 @@ class Loop:
             f"{run.windows_per_process // smaller}; still {run.tokens_per_step:,} tokens per step",
             batch_size=smaller,
         )
+        if run.engine.compiled:
+            torch.compiler.reset()
+            self._surviving_memory(self._warm_up)  # here, so that no step's time has it
         self._prefetch(self.progress.step, 0)
 
     def _evaluate(self) -> str | None:

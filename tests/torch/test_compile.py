@@ -10,6 +10,7 @@ import torch
 
 from gptfit.config import TrainConfig
 from gptfit.run import compiler
+from gptfit.run.engine import Engine
 from gptfit.run.train import train
 
 MakeConfig = Callable[..., TrainConfig]
@@ -59,3 +60,29 @@ def test_a_model_the_compiler_cannot_do_is_trained_eagerly(
         torch.compiler.reset()
     assert any("shared memory" in event.get("message", "") for event in events)
     assert any("training eagerly" in event.get("message", "") for event in events)
+
+
+def test_after_running_out_of_memory_the_smaller_size_compiles_outside_the_steps(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, attempts = Engine.forward_micro_step, []
+
+    def failing_at_the_third_step(self: Engine, batch: Any, is_last: bool) -> torch.Tensor:
+        is_warm_up = not bool(batch[0].any())
+        attempts.append(is_warm_up)
+        if attempts.count(False) == 3 and not is_warm_up:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:132] DefaultCPUAllocator: can't allocate memory")
+        return original(self, batch, is_last)
+
+    real = torch.compile
+    monkeypatch.setattr(compiler.torch, "compile", lambda model: real(model, backend="eager"))
+    monkeypatch.setattr(Engine, "forward_micro_step", failing_at_the_third_step)
+    events: list[dict[str, Any]] = []
+    try:
+        train(small_config(compile=True, batch_size=4, gradient_accumulation_steps=1), events.append)
+    finally:
+        torch.compiler.reset()
+    kinds = [event.get("kind", event["event"]) for event in events]
+    failed = kinds.index("oom")
+    assert kinds[failed + 1] == "compile", "the new graph is made before the step is tried again"
+    assert attempts[:5] == [True, False, False, False, True]
