@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from gptfit.errors import RunError
 from gptfit.run.checkpoint import Checkpoint
 from gptfit.run.hfnames import from_hf, shape_of_hf
+from gptfit.shape import ModelShape
 
 STOCK = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -40,15 +43,27 @@ def find_stock(name: str) -> Path:
         ) from None
 
 
-def read_hf_folder(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
-    """The weights under nanoGPT's names, and the folder's config.json."""
+def read_hf_config(folder: Path) -> tuple[ModelShape, dict[str, Any]]:
+    """The model a folder holds, and its config.json; the weights are not read."""
     path = folder / "config.json"
-    try:
+    with _readable(folder):
         config = json.loads(path.read_text(encoding="utf-8"))
-        shape = shape_of_hf(config, str(path))
-        state = from_hf(_read_tensors(folder))
+        return shape_of_hf(config, str(path)), config
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{folder}: not a readable GPT-2 folder ({error!r}); fetch it again") from None
+
+
+def read_hf_folder(folder: Path) -> tuple[Checkpoint, dict[str, Any]]:
+    """The weights under nanoGPT's names, and the folder's config.json."""
+    shape, config = read_hf_config(folder)
+    with _readable(folder):
+        state = from_hf(_read_tensors(folder))
     keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
     args = {key: getattr(shape, key) for key in keys}
     return Checkpoint(state, None, args, 0, math.inf, {}, path=folder), config

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gptfit.config import TrainConfig
-from gptfit.errors import ConfigError
-from gptfit.run.checkpoint import LAST, Checkpoint, newest_readable
+from gptfit.run.checkpoint import LAST, Checkpoint, load_weights, newest_readable
 from gptfit.run.device import find_device
 from gptfit.run.extend import checkpoint_for_horizon
 from gptfit.run.faults import SignalWatch
@@ -16,6 +15,7 @@ from gptfit.run.files import FolderLock, make_run_folder
 from gptfit.run.header import header_fields
 from gptfit.run.loop import Loop
 from gptfit.run.meter import Meter
+from gptfit.run.pretrained import adopt_model, is_pretrained, load_pretrained
 from gptfit.run.processes import find_processes, join, leave
 from gptfit.run.progress import NANOGPT_NO_LOSS, Progress
 from gptfit.run.report import Report, Reporter, ignore
@@ -52,8 +52,8 @@ class TrainResult:
 def train(config: TrainConfig, reporter: Reporter = ignore) -> TrainResult:
     """Run until max_iters or a reason to stop. Every event goes to `reporter` as it goes to run.jsonl."""
     processes = find_processes()
+    config = adopt_model(config) if is_pretrained(config) else config
     check_processes(config, processes)
-    _check_start(config)
     device = find_device(config, processes.local_rank)
     data = open_data(config)
     folder = make_run_folder(config.out_dir)
@@ -75,15 +75,6 @@ def train(config: TrainConfig, reporter: Reporter = ignore) -> TrainResult:
             lock.release()
 
 
-def _check_start(config: TrainConfig) -> None:
-    if config.init_from not in ("scratch", "resume"):
-        raise ConfigError(
-            f"init_from = {config.init_from!r} is not known; use scratch or resume (a nanoGPT checkpoint counts: "
-            f"put it in out_dir as {LAST})",
-            key="init_from",
-        )
-
-
 def _train(run: Run, data: Data, signals: SignalWatch) -> TrainResult:
     config, report = run.config, run.report
     progress, notes = _starting_point(run)
@@ -102,10 +93,12 @@ def _train(run: Run, data: Data, signals: SignalWatch) -> TrainResult:
 
 def _starting_point(run: Run) -> tuple[Progress, list[tuple[str, str]]]:
     """Fresh or from the checkpoint, and what a person should know about it."""
-    if run.config.init_from == "scratch":
+    if run.config.init_from != "resume":
+        notes = [_start_from_weights(run)] if is_pretrained(run.config) else []
         aside = run.store.set_aside_earlier_run() if run.processes.is_master and not run.config.eval_only else None
-        moved = [("note", f"the checkpoints of an earlier run were moved to {aside}")] if aside else []
-        return Progress(), moved
+        if aside:
+            notes.append(("note", f"the checkpoints of an earlier run were moved to {aside}"))
+        return Progress(), notes
     checkpoint, damaged = newest_readable(run.store.folder)
     checkpoint = checkpoint_for_horizon(run.store, checkpoint, run.config, run.processes.is_master)
     notes = [("damaged", f"{line} (done automatically)") for line in damaged]
@@ -115,6 +108,15 @@ def _starting_point(run: Run) -> tuple[Progress, list[tuple[str, str]]]:
     run.store.last_step = checkpoint.iter_num if checkpoint.path == run.store.folder / LAST else None
     notes.append(("resume", _resume_sentence(checkpoint, changed)))
     return progress, notes
+
+
+def _start_from_weights(run: Run) -> tuple[str, str]:
+    checkpoint, shape = load_pretrained(run.config), run.shape
+    load_weights(run.engine.model, checkpoint)
+    return "note", (
+        f"starting from the weights of {checkpoint.path}: {shape.n_layer} layers x {shape.n_embd}, {shape.n_head} heads, "
+        f"vocabulary {shape.vocab_size:,}; the model's keys are theirs"
+    )
 
 
 def _resume_sentence(checkpoint: Checkpoint, changed: list[str]) -> str:

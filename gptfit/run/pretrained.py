@@ -1,0 +1,65 @@
+"""Starting from weights that are there already: a released GPT-2, a Hugging Face folder, a checkpoint, another run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from gptfit.config import TrainConfig
+from gptfit.errors import ConfigError
+from gptfit.run.checkpoint import BEST, Checkpoint, load_checkpoint
+from gptfit.run.hffolder import STOCK, find_stock, is_hf_folder, read_hf_config, read_hf_folder
+from gptfit.shape import INGREDIENTS, ModelShape
+
+POSITIONS = "transformer.wpe.weight"
+# The weights decide these; the window may be shorter than theirs.
+MODEL_KEYS = ("arch", "n_layer", "n_head", "n_embd", "bias", "vocab_size", *INGREDIENTS)
+
+
+def is_pretrained(config: TrainConfig) -> bool:
+    return config.init_from not in ("scratch", "resume")
+
+
+def adopt_model(config: TrainConfig) -> TrainConfig:
+    """The config with the model of the weights it starts from, as nanoGPT does for its gpt2 names."""
+    shape = _shape(_find(config))
+    if config.block_size > shape.block_size:
+        raise ConfigError(
+            f"block_size is {config.block_size} but {config.init_from} knows {shape.block_size} positions; "
+            f"use --block_size={shape.block_size} or less",
+            key="block_size",
+        )
+    return dataclasses.replace(config, **{key: getattr(shape, key) for key in MODEL_KEYS})
+
+
+def load_pretrained(config: TrainConfig) -> Checkpoint:
+    """The weights alone, cut to the config's window."""
+    path = _find(config)
+    checkpoint = read_hf_folder(path)[0] if is_hf_folder(path) else load_checkpoint(path)
+    weights = dict(checkpoint.model)
+    if POSITIONS in weights:
+        weights[POSITIONS] = weights[POSITIONS][: config.block_size]
+    return dataclasses.replace(checkpoint, model=weights)
+
+
+def _find(config: TrainConfig) -> Path:
+    path = Path(config.init_from)
+    if path.exists():
+        if path.resolve() in (Path(config.out_dir).resolve(), *Path(config.out_dir).resolve().glob("*.pt")):
+            raise ConfigError(
+                f"init_from = {config.init_from!r} is in out_dir itself; use --init_from=resume or another --out_dir",
+                key="init_from",
+            )
+        return path / BEST if (path / BEST).is_file() else path
+    if config.init_from in STOCK:
+        return find_stock(config.init_from)
+    raise ConfigError(
+        f"init_from = {config.init_from!r} is not known; use scratch, resume, {', '.join(STOCK)}, or the path of a run, "
+        "a checkpoint or a Hugging Face GPT-2 folder",
+        key="init_from",
+    )
+
+
+def _shape(path: Path) -> ModelShape:
+    """Without reading the weights: a released GPT-2 is gigabytes."""
+    return read_hf_config(path)[0] if is_hf_folder(path) else load_checkpoint(path, lazy=True).shape
