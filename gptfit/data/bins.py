@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptfit.errors import DataError
+from gptfit.wholefile import write_whole
 
 PART = ".part"  # what is being written never bears the final name
 
@@ -62,29 +63,12 @@ def publish(path: Path, size: int) -> None:
         raise DataError(f"{path}: is not what the journal says was written; start over with --restart")
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing: temporary name, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(path.name + PART)
+def write_file(path: Path, content: bytes) -> None:
+    """All of it or nothing, with prepare's words for a disk that cannot take it."""
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        write_whole(path, content)
     except OSError as error:
         raise write_error(path, error) from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in it survive a power cut (Windows has no such call)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_error(path: Path, error: OSError) -> DataError:

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptfit.data.bins import write_whole
+from gptfit.data.bins import write_file
 from gptfit.data.documents import read_unit
 from gptfit.data.forecast import plain_reading, source_spans
 from gptfit.data.parquet import OpenFiles
@@ -62,7 +62,7 @@ def train_tokenizer(
             f"use --vocab-size {model.get_vocab_size()} or more text"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, model.to_str(pretty=False).encode())
+    write_file(out, model.to_str(pretty=False).encode())
     tokenizer = load_tokenizer(out)
     own, gpt2 = (_bytes_per_token(which, sampler.held_out) for which in (tokenizer, load_tokenizer("gpt2")))
     return TrainedTokenizer(out, tokenizer, sampler.seen_bytes, own, gpt2)

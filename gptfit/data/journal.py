@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gptfit.data.bins import write_whole
+from gptfit.data.bins import write_file
 from gptfit.errors import DataError
 
 FORMAT = "gptfit-prepare-journal"
@@ -38,7 +38,7 @@ class Journal:
         return json.dumps({"format": FORMAT, "version": VERSION} | vars(self), indent=1)
 
     def write(self, path: Path) -> None:
-        write_whole(path, self.as_json().encode())
+        write_file(path, self.as_json().encode())
 
 
 def read_journal(path: Path) -> Journal | None:

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gptfit.data.bins import write_error, write_whole
+from gptfit.data.bins import write_error, write_file
 from gptfit.data.documents import read_unit
 from gptfit.data.engines import TokenizerSpec, Written, write_local, write_ray
 from gptfit.data.forecast import Laid, free_bytes, lay_out
@@ -76,7 +76,7 @@ def _stamps(laid: Laid) -> tuple[dict[str, Any], ...]:
 
 
 def _remove_old(folder: Path) -> None:
-    ours = r"((train|val)(-\d{5})?\.bin|prepare\.journal(\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json)(\.part)?"
+    ours = r"((train|val)(-\d{5})?\.bin|prepare\.journal(\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json)(\.part|\.tmp)?"
     for path in folder.iterdir():
         if re.fullmatch(ours, path.name):
             path.unlink()
@@ -165,10 +165,10 @@ def _finish(options: PrepareOptions, laid: Laid, tokenizer: Tokenizer, written: 
     vocabulary = None
     if tokenizer.source is not None:
         vocabulary = "tokenizer.json"
-        write_whole(out / vocabulary, tokenizer.source.read_bytes())
+        write_file(out / vocabulary, tokenizer.source.read_bytes())
     if tokenizer.name != "gpt2":
         vocabulary = vocabulary or "meta.pkl"
-        write_whole(out / "meta.pkl", pickle.dumps(nanogpt_meta(tokenizer)))
+        write_file(out / "meta.pkl", pickle.dumps(nanogpt_meta(tokenizer)))
     manifest = {
         "format": FORMAT,
         "version": 1,
@@ -182,7 +182,7 @@ def _finish(options: PrepareOptions, laid: Laid, tokenizer: Tokenizer, written: 
         "options": written.state.options,
         "sources": [entry | {"rows": laid.rows.get(i)} for i, entry in enumerate(_stamps(laid))],
     }
-    write_whole(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+    write_file(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
     for journal in out.glob("prepare.journal*"):
         journal.unlink()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gptfit.data.bins import TokenFile, publish, sync_folder
+from gptfit.data.bins import TokenFile, publish
 from gptfit.data.documents import Reading
 from gptfit.data.encode import Piece
 from gptfit.data.journal import Journal, resume_point
@@ -19,6 +19,7 @@ from gptfit.data.pipeline import encoded_pieces
 from gptfit.data.tokenizer import Tokenizer
 from gptfit.data.work import Unit
 from gptfit.errors import DataError
+from gptfit.wholefile import sync_folder
 
 JOURNAL_SECONDS = 1.0
 

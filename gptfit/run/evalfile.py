@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from gptfit.run.files import write_whole
 from gptfit.run.opened import Opened
+from gptfit.wholefile import write_whole
 
 EVAL_FILE = "eval.json"
 
@@ -18,7 +18,7 @@ def save_results(opened: Opened, results: dict[str, Any]) -> Path | None:
     kept = {**(read_results(opened) or {}), **results}
     text = json.dumps({"checkpoint": _identity(opened), "results": kept}, indent=2, allow_nan=False) + "\n"
     try:
-        write_whole(path, lambda file: _write(file, text))
+        write_whole(path, text.encode())
     except OSError:
         return None
     return path
@@ -31,10 +31,6 @@ def read_results(opened: Opened) -> dict[str, Any] | None:
         return dict(found["results"]) if found["checkpoint"] == _identity(opened) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write(file: IO[bytes], text: str) -> None:
-    file.write(text.encode())
 
 
 def _file_of(opened: Opened) -> Path:

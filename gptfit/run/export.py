@@ -10,8 +10,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from gptfit.errors import RunError
-from gptfit.run.files import TEMPORARY, check_free_space, sync_folder
+from gptfit.run.files import check_free_space
 from gptfit.run.opened import Opened
+from gptfit.wholefile import TEMPORARY, sync_folder
 
 BYTES_PER_WEIGHT = 4  # float32
 SLACK_BYTES = 16 * 1024**2  # tokenizer, code and card beside the tensors

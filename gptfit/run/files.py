@@ -1,43 +1,16 @@
-"""Writing a file so that it is there whole or not at all, and the lock of a run folder."""
+"""The folder of a run: writable, with room, and one process at a time."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from gptfit.errors import RunError
 from gptfit.units import gib
-
-TEMPORARY = ".tmp"
-
-
-def write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Under a temporary name, flushed to the disk, then renamed: a crash leaves the old file or the new one."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut; Windows has no such call and needs none."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+from gptfit.wholefile import TEMPORARY
 
 
 def check_free_space(folder: Path, needed_bytes: int, what: str) -> None:

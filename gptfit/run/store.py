@@ -10,7 +10,8 @@ import torch
 
 from gptfit.errors import RunError
 from gptfit.run.checkpoint import BEFORE_DECAY, BEST, LAST, Checkpoint, newest_readable
-from gptfit.run.files import TEMPORARY, check_free_space, write_whole
+from gptfit.run.files import check_free_space
+from gptfit.wholefile import TEMPORARY, write_whole
 
 SLACK_BYTES = 16 * 1024**2  # names, headers and the log beside the tensors
 

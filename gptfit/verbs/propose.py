@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from gptfit import measured
@@ -14,6 +13,7 @@ from gptfit.plan.propose import Proposal, Wish, propose
 from gptfit.units import GIB, duration, si
 from gptfit.verbs.common import print_json, recipe_argument
 from gptfit.verbs.planinput import card_arguments, find_card, find_data, positive, vocab_size
+from gptfit.wholefile import write_whole
 
 HELP = "Find the shape, micro-batch and horizon with the lowest expected loss within your hours, memory and data."
 
@@ -89,18 +89,10 @@ def _check_target(path: Path) -> None:
 
 
 def _write(path: Path, choice: Proposal, wish: Wish) -> None:
-    """Under a temporary name first, so that a full disk leaves nothing half-written."""
-    text = render(choice.plan.config, *_heading(choice, wish))
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, render(choice.plan.config, *_heading(choice, wish)).encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
 
 

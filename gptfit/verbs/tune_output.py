@@ -7,17 +7,17 @@ import io
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from gptfit.configedit import set_keys
 from gptfit.configwrite import render
 from gptfit.errors import RunError
-from gptfit.run.files import write_whole
 from gptfit.run.tune import candidate_config
 from gptfit.run.tunerank import Score
 from gptfit.trials import trial_as_json
 from gptfit.units import GIB, count, gib, percent, si
 from gptfit.verbs.tune_view import table_head, table_rows, variant_words
+from gptfit.wholefile import write_whole
 
 if TYPE_CHECKING:
     from gptfit.verbs.tune_session import TuneResult
@@ -239,10 +239,7 @@ def _is_own(result: TuneResult, score: Score) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    def put(file: IO[bytes]) -> None:
-        file.write(text.encode())
-
     try:
-        write_whole(path, put)
+        write_whole(path, text.encode())
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another place") from None

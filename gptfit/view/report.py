@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -19,6 +17,7 @@ from gptfit.view.compare import Comparison, compare_runs
 from gptfit.view.explain import Explanation, explain
 from gptfit.view.html import body
 from gptfit.view.series import MOST_POINTS, run_series
+from gptfit.wholefile import write_whole
 
 PLOTLY_FILE = "plotly.min.js"
 # Nothing may be fetched, whatever a log says; plotly adds style elements of its own and draws images as data.
@@ -43,7 +42,7 @@ def write_page(
     if shared:
         plotly = f'<script src="{PLOTLY_FILE}"></script>'
         if not (out.parent / PLOTLY_FILE).is_file():
-            _write_whole(out.parent / PLOTLY_FILE, plotly_javascript())
+            _write_page(out.parent / PLOTLY_FILE, plotly_javascript())
     else:
         plotly = f"<script>{plotly_javascript()}</script>"
     inside = body(comparison, explanation, page_samples(logs, comparison))
@@ -52,7 +51,7 @@ def write_page(
     policy = f'<meta http-equiv="Content-Security-Policy" content="{STANDALONE_POLICY}">'
     style = f"<style>{asset('style.css')}</style>"
     title = " and ".join(run.name for run in comparison.runs[:3])
-    _write_whole(out, document(title, policy + style, TOP + inside, data + scripts))
+    _write_page(out, document(title, policy + style, TOP + inside, data + scripts))
 
 
 TOP = (
@@ -105,18 +104,9 @@ def plotly_javascript() -> str:
     return resources.files("plotly").joinpath("package_data", PLOTLY_FILE).read_text(encoding="utf-8")
 
 
-def _write_whole(path: Path, text: str) -> None:
-    name = None
+def _write_page(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
-            name = file.name
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # a page is to be shown around; NamedTemporaryFile makes it private
-        os.replace(name, path)
+        write_whole(path, text.encode())
     except OSError as error:
-        if name is not None and os.path.exists(name):
-            os.unlink(name)
         raise RunError(f"{path}: the page cannot be written: {error.strerror or error}") from error
