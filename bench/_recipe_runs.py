@@ -32,8 +32,7 @@ class Setup:
     block_size: int
     batch_size: int
     steps: int  # of nanoGPT
-    tuning_steps: int  # of nanoGPT's shorter runs that choose its learning rate
-    rates: tuple[float, ...]  # that those try
+    rates: tuple[float, ...]  # nanoGPT's best of these is what we compare with
     eval_iters: int
 
     @property
@@ -78,7 +77,7 @@ class Kept:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
-        self._curves = {entry["run"]: _curve_of(entry["curve"]) for entry in map(json.loads, lines)}
+        self._curves = {entry["run"]: curve_of(entry["curve"]) for entry in map(json.loads, lines)}
 
     def get(self, run: str, make: Callable[[], Curve]) -> Curve:
         if run not in self._curves:
@@ -91,7 +90,7 @@ class Kept:
         return curve
 
 
-def _curve_of(facts: dict[str, Any]) -> Curve:
+def curve_of(facts: dict[str, Any]) -> Curve:
     points = tuple(Point(**point) for point in facts["points"])
     return Curve(points, facts["ms_per_step"], facts["compile_seconds"])
 

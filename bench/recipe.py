@@ -2,7 +2,7 @@
 
 python bench/recipe.py                           the step time of both recipes in gptfit
 python bench/recipe.py --nanogpt PATH            and one small model, minutes on two idle cores
-python bench/recipe.py --nanogpt PATH --full     5M bytes and 30M GPT-2 vocabulary, 3 seeds, hours; --keep FILE goes on
+python bench/recipe.py --nanogpt PATH --full     5M bytes and 30M GPT-2 vocabulary, 3 seeds, hours; into docs/recipe.md
 python bench/recipe.py --ablation                rewrites docs/recipe.md from runs without each ingredient
 """
 
@@ -10,43 +10,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import torch
+from _recipe_compare import OURS_SHARE, Comparison, report, report_step_times, save_found, spread
 from _recipe_doc import ABLATION, RESULTS, VARIANTS, Row, Variant, write_doc
 from _recipe_runs import REPO, Curve, Kept, Runner, Setup
 
 from gptfit.config import TrainConfig
 from gptfit.recipe import training_keys
 from gptfit.run.train import train
-from gptfit.units import si
 
-SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=300, tuning_steps=300, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
+SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=300, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
 FULL = (
-    Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, tuning_steps=200, rates=(5e-4, 1e-3, 2e-3), eval_iters=20),
-    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, tuning_steps=92, rates=(5e-4, 1e-3, 2e-3), eval_iters=12),
+    Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, rates=(1e-3, 2e-3, 4e-3), eval_iters=20),
+    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, rates=(5e-4, 1e-3, 2e-3), eval_iters=12),
 )
-OURS_SHARE = 4  # our horizon is this part of nanoGPT's tokens
-TOKENS_TARGET, SECONDS_TARGET, STEP_TARGET = 4.0, 6.0, 1.10
 STEP_TIME_STEPS = 12
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One setup, all seeds."""
-
-    setup: Setup
-    rate: float
-    theirs: list[Curve]
-    ours: list[Curve]
-    ms_per_step: dict[str, float]
 
 
 def main() -> int:
@@ -55,7 +41,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="a folder with .parquet files (default: ../shared/data)")
     parser.add_argument("--full", action="store_true", help="the two models of the claim, 3 seeds")
     parser.add_argument("--size", choices=[setup.name for setup in FULL], help="with --full: only this model")
-    parser.add_argument("--keep", type=Path, help="a file of finished runs: an interrupted bench goes on from it")
+    parser.add_argument("--keep", type=Path, help="a file of finished runs: a bench stopped half way goes on from it")
     parser.add_argument("--ablation", action="store_true", help="runs without each ingredient; writes docs/recipe.md")
     parser.add_argument("--seeds", type=int, default=0, help="default 3; the ablation's default 2")
     parser.add_argument("--threads", type=int, default=0, help="OMP_NUM_THREADS of every run (default: all cores)")
@@ -78,7 +64,11 @@ def main() -> int:
             nanogpt = args.nanogpt.resolve()
             for setup in setups:
                 runner = Runner(folder, prepare(sources, setup.tokenizer, folder), args.threads, nanogpt)
-                report(compare(runner, setup, args.seeds or 3, is_compiled, Kept(args.keep)))
+                found = compare(runner, setup, args.seeds or 3, is_compiled, Kept(args.keep))
+                report(found)
+                if args.full:
+                    save_found(found)
+                    write_doc()
         elif not args.ablation:
             runner = Runner(folder, prepare(sources, FULL[0].tokenizer, folder), args.threads)
             report_step_times(FULL[0], step_times(runner, FULL[0], is_compiled=True))
@@ -95,26 +85,24 @@ def prepare(sources: Sequence[Path], tokenizer: str, folder: Path) -> Path:
 
 
 def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: Kept) -> Comparison:
-    """nanoGPT at three rates on a shorter horizon, at the best of them on the whole one; ours with every seed.
+    """nanoGPT at three rates with the first seed, at the best of them with the others; ours with every seed.
 
     Losses depend neither on the compiler nor on what else the machine does. Times do: they are measured apart, in turns,
     nanoGPT's without the compiler.
     """
-    tuned = {}
-    short = setup.tuning_steps
-    tuning = {"max_iters": short, "eval_interval": short, "compile": is_compiled}
-    for rate in setup.rates:
-        run = f"{setup.name} nanoGPT lr {rate:g} seed 1 steps {short}"
-        tuned[rate] = kept.get(run, partial(runner.nanogpt_curve, setup, rate, 1, **tuning)).final
-    rate = min(tuned, key=lambda rate: tuned[rate])
-    theirs, ours = [], []
+
+    def nanogpt(rate: float, seed: int) -> Curve:
+        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
+        return kept.get(run, partial(runner.nanogpt_curve, setup, rate, seed, compile=is_compiled))
+
+    tuned = {rate: nanogpt(rate, 1) for rate in setup.rates}
+    rate = min(tuned, key=lambda rate: tuned[rate].final)
+    theirs, ours = [tuned[rate], *(nanogpt(rate, seed) for seed in range(2, seeds + 1))], []
     steps = setup.steps // OURS_SHARE
     keys = {"max_iters": steps, "eval_interval": max(1, steps // 8), "compile": is_compiled, "log_interval": 1}
     for seed in range(1, seeds + 1):
         run = f"{setup.name} modern seed {seed} steps {steps}{' compiled' if is_compiled else ''}"
         ours.append(kept.get(run, partial(runner.gptfit_curve, setup, seed, **keys)))
-        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
-        theirs.append(kept.get(run, partial(runner.nanogpt_curve, setup, rate, seed, compile=is_compiled)))
     return Comparison(setup, rate, theirs, ours, step_times(runner, setup, is_compiled))
 
 
@@ -133,55 +121,6 @@ def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> dict[str, flo
     for name, run in programs.items():
         times[name].append(run().ms_per_step)
     return {name: min(milliseconds) for name, milliseconds in times.items()}
-
-
-def report(result: Comparison) -> None:
-    setup, ms = result.setup, result.ms_per_step
-    finals = [curve.final for curve in result.theirs]
-    target = statistics.fmean(finals)
-    print(
-        f"{setup.name}: {setup.n_layer} x {setup.n_embd}, {setup.tokenizer}, {setup.tokens_per_step:,} tokens per step"
-    )
-    show_curve(f"nanoGPT, lr {result.rate:g}, the best of {len(setup.rates)}", result.theirs, setup, ms["nanoGPT"])
-    show_curve(f"modern, horizon 1/{OURS_SHARE}", result.ours, setup, ms["modern"])
-    reached = [at for curve in result.ours if (at := curve.reach(target)) is not None]
-    if len(reached) < len(result.ours):
-        print(f"{len(result.ours) - len(reached)} of {len(result.ours)} modern runs never reached {target:.4f}")
-        return
-    theirs = setup.steps * setup.tokens_per_step
-    tokens = [theirs / ours for ours in reached]
-    seconds = [ratio * ms["nanoGPT"] / ms["modern"] for ratio in tokens]
-    compiled = [
-        theirs * ms["nanoGPT"] / (ours * ms["modern"] + 1000 * curve.compile_seconds * setup.tokens_per_step)
-        for ours, curve in zip(reached, result.ours, strict=True)
-    ]
-    print(f"nanoGPT's final loss {target:.4f} with 1/{spread(tokens)} of the tokens (target 1/{TOKENS_TARGET:g})")
-    print(
-        f"  and 1/{spread(seconds)} of the training seconds (target 1/{SECONDS_TARGET:g}), counting compilation 1/{spread(compiled)}"
-    )
-    report_step_times(setup, ms)
-
-
-def report_step_times(setup: Setup, ms: dict[str, float]) -> None:
-    print(
-        f"{setup.name} step: modern {ms['modern']:.0f} ms, gpt2 {ms['gpt2']:.0f} ms, "
-        f"{ms['modern'] / ms['gpt2']:.2f} times (target {STEP_TARGET:g})"
-    )
-
-
-def show_curve(name: str, curves: list[Curve], setup: Setup, ms_per_step: float) -> None:
-    finals = [curve.final for curve in curves]
-    print(f"{name}: final {spread(finals, 4)} over {len(curves)} seeds, {ms_per_step:.0f} ms per step")
-    losses = [{point.tokens: point.val_loss for point in curve.points} for curve in curves]
-    for tokens in sorted(set.intersection(*map(set, losses))):
-        seconds = tokens / setup.tokens_per_step * ms_per_step / 1000
-        print(f"  {si(tokens):>8} tokens {seconds:8.1f} s  {spread([loss[tokens] for loss in losses], 4)}")
-
-
-def spread(values: list[float], digits: int = 2) -> str:
-    """Mean and range, e.g. 1.53 (1.51 to 1.55)."""
-    middle = f"{statistics.fmean(values):.{digits}f}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def ablate(data: Path, folder: Path, seeds: int) -> None:

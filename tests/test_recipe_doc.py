@@ -20,7 +20,8 @@ def doc(repo: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_page_is_rendered_from_the_results(doc: ModuleType) -> None:
-    assert doc.DOC.read_text(encoding="utf-8") == doc.render(json.loads(doc.RESULTS.read_text(encoding="utf-8")))
+    results = json.loads(doc.RESULTS.read_text(encoding="utf-8"))
+    assert doc.DOC.read_text(encoding="utf-8") == doc.render(results, doc.read_found())
 
 
 def test_the_results_hold_every_variant(doc: ModuleType) -> None:

@@ -1,0 +1,136 @@
+"""What bench/recipe.py found beside stock nanoGPT: the ratios at its final loss, printed and kept for docs/recipe.md."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from _recipe_runs import REPO, Curve, Setup, curve_of
+
+from gptfit.units import si
+
+FOUND = REPO / "bench" / "recipe_found.json"
+OURS_SHARE = 4  # our horizon is this part of nanoGPT's tokens
+TOKENS_TARGET, SECONDS_TARGET, STEP_TARGET = 4.0, 6.0, 1.10
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One setup, all seeds."""
+
+    setup: Setup
+    rate: float  # nanoGPT's best
+    theirs: list[Curve]
+    ours: list[Curve]
+    ms_per_step: dict[str, float]  # nanoGPT, our gpt2 path, modern: measured in turns
+
+    @property
+    def target(self) -> float:
+        """The final loss of nanoGPT, the mean of its seeds."""
+        return statistics.fmean(curve.final for curve in self.theirs)
+
+    @property
+    def is_reached(self) -> bool:
+        return all(curve.reach(self.target) is not None for curve in self.ours)
+
+    @property
+    def tokens_ratios(self) -> list[float]:
+        """How many times fewer tokens each of our runs needed for nanoGPT's final loss."""
+        tokens = self.setup.steps * self.setup.tokens_per_step
+        return [tokens / reached for curve in self.ours if (reached := curve.reach(self.target))]
+
+    @property
+    def speed(self) -> float:
+        return self.ms_per_step["nanoGPT"] / self.ms_per_step["modern"]
+
+    @property
+    def seconds_ratios(self) -> list[float]:
+        return [ratio * self.speed for ratio in self.tokens_ratios]
+
+    @property
+    def with_compilation(self) -> list[float]:
+        """The same with the time our first start spends compiling; the next one finds it done."""
+        theirs = self.setup.steps * self.ms_per_step["nanoGPT"] / 1000
+        return [
+            theirs / (theirs / ratio + curve.compile_seconds)
+            for ratio, curve in zip(self.seconds_ratios, self.ours, strict=True)
+        ]
+
+
+def report(found: Comparison) -> None:
+    setup, ms = found.setup, found.ms_per_step
+    print(
+        f"{setup.name}: {setup.n_layer} x {setup.n_embd}, {setup.tokenizer}, {setup.tokens_per_step:,} tokens per step"
+    )
+    show_curve(f"nanoGPT, lr {found.rate:g}, the best of {len(setup.rates)}", found.theirs, setup, ms["nanoGPT"])
+    show_curve(f"modern, horizon 1/{OURS_SHARE}", found.ours, setup, ms["modern"])
+    if not found.is_reached:
+        print(f"only {len(found.tokens_ratios)} of {len(found.ours)} modern runs reached {found.target:.4f}")
+        return
+    print(
+        f"nanoGPT's final loss {found.target:.4f} with 1/{spread(found.tokens_ratios)} of the tokens "
+        f"(target 1/{TOKENS_TARGET:g})\n"
+        f"  and 1/{spread(found.seconds_ratios)} of the training seconds (target 1/{SECONDS_TARGET:g}), "
+        f"counting a first compilation 1/{spread(found.with_compilation)}"
+    )
+    report_step_times(setup, ms)
+
+
+def report_step_times(setup: Setup, ms: dict[str, float]) -> None:
+    print(
+        f"{setup.name} step: modern {ms['modern']:.0f} ms, gpt2 {ms['gpt2']:.0f} ms, "
+        f"{ms['modern'] / ms['gpt2']:.2f} times (target {STEP_TARGET:g})"
+    )
+
+
+def show_curve(name: str, curves: list[Curve], setup: Setup, ms_per_step: float) -> None:
+    finals = [curve.final for curve in curves]
+    print(f"{name}: final {spread(finals, 4)} over {len(curves)} seeds, {ms_per_step:.0f} ms per step")
+    losses = [{point.tokens: point.val_loss for point in curve.points} for curve in curves]
+    for tokens in sorted(set.intersection(*map(set, losses))):
+        seconds = tokens / setup.tokens_per_step * ms_per_step / 1000
+        print(f"  {si(tokens):>8} tokens {seconds:8.1f} s  {spread([loss[tokens] for loss in losses], 4)}")
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Mean and range, e.g. 1.53 (1.51 to 1.55)."""
+    middle = f"{statistics.fmean(values):.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def save_found(found: Comparison) -> None:
+    """One entry per model; a newer comparison of the same model replaces it."""
+    entries = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
+    FOUND.write_text(json.dumps(entries | {found.setup.name: asdict(found)}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_found() -> list[Comparison]:
+    entries = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
+    return [_comparison(entry) for entry in entries.values()]
+
+
+def _comparison(entry: dict[str, Any]) -> Comparison:
+    curves = {name: [curve_of(curve) for curve in entry[name]] for name in ("theirs", "ours")}
+    setup = Setup(**{**entry["setup"], "rates": tuple(entry["setup"]["rates"])})
+    return Comparison(setup, entry["rate"], curves["theirs"], curves["ours"], entry["ms_per_step"])
+
+
+def table(comparisons: list[Comparison]) -> list[str]:
+    """The rows of docs/recipe.md."""
+    lines = [
+        "| model | nanoGPT's loss | modern's | tokens | seconds | step against gpt2's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in comparisons:
+        setup, ms = found.setup, found.ms_per_step
+        tokens = si(setup.steps * setup.tokens_per_step)
+        lines.append(
+            f"| {setup.name}: {setup.n_layer} x {setup.n_embd}, {setup.tokenizer} "
+            f"| {spread([c.final for c in found.theirs], 3)} after {tokens} tokens, lr {found.rate:g} "
+            f"| {spread([c.final for c in found.ours], 3)} after 1/{OURS_SHARE} of them "
+            f"| 1/{spread(found.tokens_ratios, 1)} | 1/{spread(found.seconds_ratios, 1)} "
+            f"| {ms['modern'] / ms['gpt2']:.2f} |"
+        )
+    return lines
