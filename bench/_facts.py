@@ -163,6 +163,7 @@ def _row(record: dict[str, str]) -> Row | str:
         dtype=DTYPES.get(record["dtype"], "bfloat16"),
         compile=compile_ == "yes",
         optimizer="muon" if "Muon" in record["optimizer"] else "adamw",
+        muon_rounds=5,
         flash="naive" not in record["attention"],
     )
     memory = float(record["peak_vram_mib"]) if record["peak_vram_mib"] else None

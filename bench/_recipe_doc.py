@@ -87,8 +87,8 @@ def _beside_nanogpt(comparisons: list[Comparison]) -> list[str]:
         "`python bench/recipe.py --nanogpt PATH --full`: nanoGPT's own train.py in float32 on a CPU at the best of "
         f"{len(comparisons[0].setup.rates)} learning rates, and `gptfit train --recipe modern` with the same data, "
         f"tokenizer, model size and batch, planned for 1/{OURS_SHARE} of the tokens. Tokens and seconds: what the recipe "
-        "needed for nanoGPT's final validation loss; seconds are steps times the time of a step, measured in turns on "
-        "an idle machine, without evaluations and without compiling."
+        "needed for nanoGPT's final validation loss. Seconds are steps times the time of a step, measured in turns: "
+        "nanoGPT as it ships for a CPU, without torch.compile, gptfit with it; no evaluations."
     )
     return ["## Beside stock nanoGPT", "", textwrap.fill(about, WIDTH), "", *table(comparisons), ""]
 

@@ -76,7 +76,7 @@ class Kept:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path and path.exists() else []  # no torn last one
         self._curves = {entry["run"]: curve_of(entry["curve"]) for entry in map(json.loads, lines)}
 
     def get(self, run: str, make: Callable[[], Curve]) -> Curve:

@@ -86,7 +86,9 @@ def speed(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
     """Whole commands, start-up and all, each on the same file: about as much text as one file of FineWeb holds."""
     copies = args.copies or max(1, round(SPEED_CHARS / repeat(files, 1, folder / "source.parquet")))
     size = repeat(files, copies, folder / "source.parquet")
-    print(f"speed: {size / 1e9:.2f} GB of text, {WORKERS} workers, CPU-seconds of the process and its children")
+    print(
+        f"speed: {size / 1e9:.2f}e9 characters of text, {WORKERS} workers, CPU-seconds of the process and its children"
+    )
     rates: dict[str, float] = {}
     for name in CONTENDERS:
         cost = run_contender(name, folder)
@@ -239,7 +241,7 @@ def memory(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
         cost = run_contender("gptfit", folder)
         assert cost is not None
         print(
-            f"memory: {size / 1e9:4.2f} GB of text, {WORKERS} workers: peak {cost.peak_mb:.0f} MB (target 500), {cost.wall_seconds:.1f} s"
+            f"memory: {size / 1e9:4.2f}e9 characters of text, {WORKERS} workers: peak {cost.peak_mb:.0f} MB (target 500), {cost.wall_seconds:.1f} s"
         )
 
 

@@ -27,7 +27,7 @@ from gptfit.config import TrainConfig
 from gptfit.recipe import training_keys
 from gptfit.run.train import train
 
-SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=300, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
+SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=304, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
 FULL = (
     Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, rates=(1e-3, 2e-3, 4e-3), eval_iters=20),
     Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, rates=(5e-4, 1e-3, 2e-3), eval_iters=12),

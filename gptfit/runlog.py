@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -51,15 +52,23 @@ class RunLogWriter:
 
     def append(self, event: Mapping[str, Any]) -> None:
         """NaN and infinity become null: JSON has neither, and a reader must not choke on a diverged run."""
-        self._file.write(json.dumps(_plain(event), allow_nan=False) + "\n")
-        self._file.flush()
+        with self._named_errors():
+            self._file.write(json.dumps(_plain(event), allow_nan=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Safe on disk, then closed."""
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with self._named_errors(), self._file:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written ({error.strerror}); make room on this disk") from None
 
     def __enter__(self) -> RunLogWriter:
         return self

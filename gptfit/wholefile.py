@@ -15,7 +15,7 @@ def write_whole(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> Non
 
     Raises the OSError of a place that cannot be written, or of a full disk, for the caller to put in its words.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")  # two processes may write the same page
     try:
         with open(temporary, "wb") as file:
             if callable(content):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gptfit.config import TrainConfig
+from gptfit.errors import UsageError
 from gptfit.gpus import find
 from gptfit.plan.plan import plan
 from gptfit.recipe import adamw_rate, head_count, modern_keys, optimal_tokens, tokens_per_step
@@ -104,3 +105,8 @@ def test_a_plan_warns_of_a_rate_that_was_tuned_for_adamw() -> None:
 
     assert "learning_rate" in warned()
     assert "learning_rate" not in warned(learning_rate=0.02)
+
+
+def test_the_recipe_and_somebodys_weights_are_two_models() -> None:
+    with pytest.raises(UsageError, match="leave one of them out"):
+        load_words("--recipe=modern", "--init_from=gpt2")

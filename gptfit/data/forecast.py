@@ -198,7 +198,7 @@ def _head(batch: Batch) -> Batch:
         if total >= SAMPLED_CHARS:
             break
     source_bytes = max(1, batch.source_bytes * total // sum(map(len, batch.texts)))
-    return replace(batch, texts=texts, val=batch.val[: len(texts)], source_bytes=source_bytes)
+    return replace(batch, texts=texts, val=batch.val[: len(texts)], source_bytes=source_bytes, text_bytes=None)
 
 
 def _expected_tokens(sample: _Sample, spans: Sequence[Span], rows: int) -> Estimate:

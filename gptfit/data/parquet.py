@@ -149,7 +149,7 @@ def values(array: pa.Array) -> list[str | bytes | None]:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     large = array.type in (pa.large_string(), pa.large_binary())
-    if not large and array.type not in OFFSETS:
+    if array.type not in OFFSETS:
         array = array.cast(pa.binary())
     try:
         if array.null_count == 0:

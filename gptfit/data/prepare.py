@@ -76,7 +76,7 @@ def _stamps(laid: Laid) -> tuple[dict[str, Any], ...]:
 
 
 def _remove_old(folder: Path) -> None:
-    ours = r"((train|val)(-\d{5})?\.bin|prepare\.journal(\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json)(\.part|\.tmp)?"
+    ours = r"((train|val)(-\d{5})?\.bin|prepare\.journal(\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json)(\.part|\.\d+\.tmp)?"
     for path in folder.iterdir():
         if re.fullmatch(ours, path.name):
             path.unlink()

@@ -25,7 +25,7 @@ def check(plan: Plan, cannot_start: Sequence[ConfigProblem], texts: Sequence[str
     problems = [Problem("error", found.key, found.message, found.fix) for found in cannot_start]
     if plan.setting is None:
         return problems
-    for part in (_fit, _shape, _precision, _step, _rate, _horizon, _data, _evaluation):
+    for part in (_fit, _shape, _start, _precision, _step, _rate, _horizon, _data, _evaluation):
         problems += part(plan)
     problems += [
         Problem("warning", key, message, fix) for key, message, fix in wrong_claims(plan.config, plan.shape, texts)
@@ -126,6 +126,17 @@ def _step(plan: Plan) -> Iterator[Problem]:
         key,
         f"{count(tokens)} tokens per step is {side} for {si(plan.shape.parameters)} parameters",
         f"use about {count(defaults.tokens_per_step(plan.shape.parameters, plan.tokens))}",
+    )
+
+
+def _start(plan: Plan) -> Iterator[Problem]:
+    if plan.config.init_from in ("scratch", "resume"):
+        return
+    yield Problem(
+        "warning",
+        "init_from",
+        f"the model will be that of {plan.config.init_from}, whose weights are not opened here: this is the config's",
+        "give the n_layer, n_head, n_embd, bias and vocab_size of those weights",
     )
 
 

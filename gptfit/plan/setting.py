@@ -25,6 +25,7 @@ class Setting:
     chunked_loss: bool = False
     checkpoint_activations: bool = False
     optimizer: str = "adamw"
+    muon_rounds: int = 3  # of run/muon.py; published Muon runs have 5
     flash: bool = True  # False: attention that writes its (T, T) scores, as code before PyTorch 2.0 did
 
     @property

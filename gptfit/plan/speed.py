@@ -16,9 +16,7 @@ MEASURED_ERROR = 0.03  # three logs of one RTX 4070 over five months agree to 0.
 
 MATMUL_TILE = 64  # tensor-core kernels compute whole tiles; a width of 504 costs as much as 512
 HEAD_TILE = 32  # flash attention kernels exist for head sizes 32, 64, 96, 128, ...
-NEWTON_SCHULZ_FLOPS = (
-    18  # per matrix weight and unit of its smaller side: three products in each of run/muon.py's 3 rounds
-)
+MUON_ROUND_FLOPS = 6  # per matrix weight, unit of its smaller side and round: three products of two FLOPs each
 
 
 @dataclass(frozen=True)
@@ -159,9 +157,9 @@ def logit_traffic(setting: Setting, constants: Constants = FITTED) -> float:
 
 
 def muon_flops(setting: Setting) -> float:
-    """Newton-Schulz once per update on every matrix."""
+    """Once per update every matrix is made orthogonal, in rounds."""
     matrices = [weight for weight in setting.shape.weights() if weight.kind == "matrix"]
-    return float(sum(NEWTON_SCHULZ_FLOPS * weight.size * min(weight.shape) for weight in matrices))
+    return float(sum(MUON_ROUND_FLOPS * setting.muon_rounds * w.size * min(w.shape) for w in matrices))
 
 
 def _network_seconds(setting: Setting, gpu: GPU) -> float:

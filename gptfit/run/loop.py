@@ -21,6 +21,7 @@ from gptfit.run.faults import STOP_SENTENCES, NonFiniteCount, SignalWatch, Stopp
 from gptfit.run.garbage import collection_frozen
 from gptfit.run.memoryadvice import out_of_memory_advice
 from gptfit.run.meter import Meter
+from gptfit.run.pretrained import is_pretrained
 from gptfit.run.progress import Progress, StepStart
 from gptfit.run.randomness import rng_state, seed_step, set_rng_state
 from gptfit.run.restore import restore_from
@@ -83,8 +84,7 @@ class Loop:
             if progress.step >= config.max_iters:
                 return "max_iters"
             self._step()
-            reason = self._reason_to_stop()
-            if reason:
+            if reason := self._reason_to_stop():
                 self._mark_start()
                 return reason
 
@@ -171,6 +171,9 @@ class Loop:
                     raise
             # Outside the except block: the error holds the frames, and the frames hold the memory.
             self._shrink()
+            if self.run.engine.compiled and action != self._warm_up:
+                self._surviving_memory(self._warm_up)  # here, so that no step's time has it
+            self._prefetch(self.progress.step, 0)
 
     def _shrink(self) -> None:
         run, smaller = self.run, smaller_micro_batch(self.micro_batch, self.run.windows_per_process)
@@ -189,8 +192,6 @@ class Loop:
         )
         if run.engine.compiled:
             torch.compiler.reset()
-            self._surviving_memory(self._warm_up)  # here, so that no step's time has it
-        self._prefetch(self.progress.step, 0)
 
     def _evaluate(self) -> str | None:
         """Report both losses, keep the best model; the reason to stop, if this eval is one."""
@@ -211,7 +212,7 @@ class Loop:
         )
         if config.eval_only:
             return "eval_only"
-        if is_best and progress.step > 0 and not self.bad.in_a_row:
+        if is_best and (progress.step > 0 or is_pretrained(config)) and not self.bad.in_a_row:
             self._mark_start()
             self._save(run.store.save_best)
         if progress.starts_overfitting:

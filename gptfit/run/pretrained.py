@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from gptfit.config import TrainConfig
@@ -44,7 +45,7 @@ def load_pretrained(config: TrainConfig) -> Checkpoint:
 
 def _find(config: TrainConfig) -> Path:
     path = Path(config.init_from)
-    if path.exists():
+    if config.init_from and os.path.exists(path):  # Path.exists raises for a name that is too long
         if path.resolve() in (Path(config.out_dir).resolve(), *Path(config.out_dir).resolve().glob("*.pt")):
             raise ConfigError(
                 f"init_from = {config.init_from!r} is in out_dir itself; use --init_from=resume or another --out_dir",

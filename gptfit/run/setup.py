@@ -42,6 +42,7 @@ class Run:
     report: Report
     peak_tflops: float
     peak_basis: str
+    origin: str = "scratch"  # what the run began from, however often it was resumed since
 
     @property
     def tokens_per_step(self) -> int:
@@ -72,7 +73,7 @@ class Run:
             },
             iter_num=progress.step,
             best_val_loss=progress.best_val_loss,
-            config=self.config.as_dict(),
+            config={**self.config.as_dict(), "init_from": self.origin},
             arch=shape.arch,
             progress=saved_progress(progress, start, self.engine, self.sampler),
         )
@@ -126,6 +127,7 @@ def build_run(
         report=report,
         peak_tflops=peak_tflops,
         peak_basis=peak_basis,
+        origin=config.init_from,
     )
 
 

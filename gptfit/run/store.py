@@ -23,7 +23,7 @@ class CheckpointStore:
         self.folder = folder
         self.keep = keep
         self.last_step: int | None = None  # of ckpt.pt
-        for leftover in folder.glob(f"*.pt{TEMPORARY}") if is_writer else ():
+        for leftover in folder.glob(f"*.pt.*{TEMPORARY}") if is_writer else ():
             leftover.unlink()
 
     def save_last(self, checkpoint: Checkpoint) -> None:
@@ -48,7 +48,7 @@ class CheckpointStore:
     def go_back_to(self, earlier: Path, step: int, last_step: int) -> None:
         """`earlier` becomes ckpt.pt; the finished model keeps living as finished-STEP.pt."""
         _link(self.folder / LAST, self.folder / f"finished-{last_step:08d}.pt")
-        new = self.folder / f"{LAST}{TEMPORARY}"
+        new = self.folder / f"{LAST}.{os.getpid()}{TEMPORARY}"
         _link(earlier, new)
         os.replace(new, self.folder / LAST)
         for later in self.folder.glob("ckpt-*.pt"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,8 @@ def _train(run: Run, data: Data, signals: SignalWatch) -> TrainResult:
     progress, notes = _starting_point(run)
     report.open_sinks(run.store.folder, config)
     peak = (run.peak_tflops, run.peak_basis)
-    report.emit("header", **header_fields(config, run.shape, data.info, run.device, run.processes.count, peak))
+    begun = dataclasses.replace(config, init_from=run.origin)
+    report.emit("header", **header_fields(begun, run.shape, data.info, run.device, run.processes.count, peak))
     for kind, note in [*notes, *_device_notes(run)]:
         report.tell(kind, progress.step, note)
     saved_step = progress.step if config.init_from == "resume" else -1
@@ -102,6 +104,8 @@ def _starting_point(run: Run) -> tuple[Progress, list[tuple[str, str]]]:
     checkpoint, damaged = newest_readable(run.store.folder)
     checkpoint = checkpoint_for_horizon(run.store, checkpoint, run.config, run.processes.is_master)
     notes = [("damaged", f"{line} (done automatically)") for line in damaged]
+    known = checkpoint.config.get("init_from", "resume")
+    run.origin = "scratch" if known == "resume" else known  # a nanoGPT checkpoint may say only that it was resumed
     changed = check_resume(checkpoint, run.config, run.shape)
     progress = restore_from(checkpoint, run.engine)
     resume_position(checkpoint, run.engine, run.sampler)

@@ -21,6 +21,7 @@ def resolve_auto(args: argparse.Namespace) -> list[str]:
     if AUTO not in args.overrides:
         return []
     args.overrides = [word for word in args.overrides if word != AUTO]
+    from gptfit.run.pretrained import adopt_model, is_pretrained
     from gptfit.run.processes import find_processes
     from gptfit.run.resume import adopt_config
     from gptfit.run.tune import find_machine
@@ -30,6 +31,7 @@ def resolve_auto(args: argparse.Namespace) -> list[str]:
     loaded = load(args, checked=False)
     is_resume = loaded.config.init_from == "resume"
     config = adopt_config(loaded.config, loaded.sources) if is_resume else load(args).config
+    config = adopt_model(config) if is_pretrained(config) else config
     processes = find_processes()
     shape = config.shape(vocab_size(find_data(None, config)))
     machine = find_machine(config)

@@ -60,6 +60,8 @@ def _with_modern_recipe(loaded: Loaded, checked: bool) -> Loaded:
     """The recipe's keys over those of the files and under those of the command line."""
     if loaded.config.init_from == "resume":
         return loaded  # the run's own config has them
+    if loaded.config.init_from != "scratch":
+        raise UsageError("--recipe modern is a model of its own, and init_from brings another; leave one of them out")
     typed = {key for key, source in loaded.sources.items() if source == COMMAND_LINE}
     keys = modern_keys(loaded.config, set(loaded.sources) - typed, typed, _vocab_size(loaded.config))
     values = {**loaded.config.as_dict(), **keys}

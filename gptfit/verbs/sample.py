@@ -24,7 +24,8 @@ SEPARATOR = "---------------"  # nanoGPT's
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="RUN|ckpt.pt", help="run folder, checkpoint, GPT-2 folder, or gpt2")
-    parser.add_argument("--out_dir", dest="model_too", metavar="RUN", help="the same, as nanoGPT's sample.py has it")
+    for name in ("--out_dir", "--init_from"):
+        parser.add_argument(name, help="the same, as nanoGPT's sample.py has it")
     parser.add_argument("--prompt", "--start", help="what to continue; - reads it from stdin, FILE:name from a file")
     parser.add_argument("--interactive", action="store_true", help="ask for prompts until end of input")
     parser.add_argument("--n", "--num_samples", type=int, default=3, help="samples, made together (default 3)")
@@ -43,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    model = args.model or args.model_too
-    if model is None or (args.model and args.model_too):
+    named = [args.model, args.out_dir, None if args.init_from == "resume" else args.init_from]
+    models = [name for name in named if name]
+    if len(models) != 1:
         raise UsageError("name one run folder or checkpoint: gptfit sample RUN")
     for option in ("n", "tokens"):
         if getattr(args, option) < 1:
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from gptfit.run.pick import Picking
 
     picking = Picking(args.temperature, args.top_k or None, args.top_p, args.seed)
-    opened = open_model(model, args.data, args.device)
+    opened = open_model(models[0], args.data, args.device)
     for line in (describe(opened), *opened.notes):
         note(line)
     if args.interactive:

@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     # argparse stops collecting files at the first --key=value
     configs = [*args.configs, *(word for word in args.overrides if not word.startswith("--"))]
     target = _target(args.write, configs)
-    loaded = load(args)
+    config = load(args).config
+    from gptfit.run.pretrained import adopt_model, is_pretrained
     from gptfit.verbs.tune_output import answer_lines, as_json, write_config, write_page
     from gptfit.verbs.tune_session import Wish, run_session
     from gptfit.verbs.tune_view import print_result
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         trial_seconds=args.trial_seconds,
         is_quiet=args.json,
     )
-    result = run_session(loaded.config, wish)
+    result = run_session(adopt_model(config) if is_pretrained(config) else config, wish)
     if result.best is None:
         raise RunError(result.why_nothing())
     # The answer first: it took minutes, and a full disk must not keep it from the reader.

@@ -92,9 +92,9 @@ class Differences:
 
 
 def _value(run: RunFacts, key: str) -> Any:
-    """A resumed run is the same run: how it was started this time is no difference."""
+    """A log that says only `resume` does not tell what the run began from."""
     value = run.config.get(key, MISSING)
-    return "scratch" if key == "init_from" and value == "resume" else value
+    return MISSING if key == "init_from" and value == "resume" else value
 
 
 def differences(runs: Sequence[RunFacts]) -> Differences:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -212,6 +213,20 @@ def test_bytes_and_chars_read_back_through_their_folder(parquet: WriteParquet, t
         )
         text = load_tokenizer(info).decode(ids(tmp_path / name / "train.bin"))
         assert text.startswith(texts[0] + end + texts[1] + end)
+
+
+def test_a_forecast_of_long_documents_brackets_the_truth(parquet: WriteParquet, tmp_path: Path) -> None:
+    words = random.Random(0).choices(
+        ["the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "on", "by"], k=2_000_000
+    )
+    source = parquet("books.parquet", [" ".join(words[i : i + 200_000]) for i in range(0, 2_000_000, 200_000)])
+    options = PrepareOptions((str(source),), tmp_path / "out")
+    found = forecast(options).tokens
+    info = prepare(options)
+    assert info.train is not None
+    assert info.val is not None
+    total = info.train.tokens + info.val.tokens
+    assert found.low <= total <= found.high
 
 
 def test_a_forecast_writes_nothing_and_brackets_the_truth(shared: Path, tmp_path: Path) -> None:

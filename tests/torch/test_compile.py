@@ -62,21 +62,24 @@ def test_a_model_the_compiler_cannot_do_is_trained_eagerly(
     assert any("training eagerly" in event.get("message", "") for event in events)
 
 
-def test_after_running_out_of_memory_the_smaller_size_compiles_outside_the_steps(
-    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failing", "warm_ups"), [(3, [True, False, False, False, True]), (0, [True, True, False, False, False])]
+)
+def test_after_running_out_of_memory_the_smaller_size_compiles_once_and_outside_the_steps(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, failing: int, warm_ups: list[bool]
 ) -> None:
     original, attempts = Engine.forward_micro_step, []
 
-    def failing_at_the_third_step(self: Engine, batch: Any, is_last: bool) -> torch.Tensor:
+    def failing_once(self: Engine, batch: Any, is_last: bool) -> torch.Tensor:
         is_warm_up = not bool(batch[0].any())
         attempts.append(is_warm_up)
-        if attempts.count(False) == 3 and not is_warm_up:
+        if len(attempts) == failing + 1:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:132] DefaultCPUAllocator: can't allocate memory")
         return original(self, batch, is_last)
 
     real = torch.compile
     monkeypatch.setattr(compiler.torch, "compile", lambda model: real(model, backend="eager"))
-    monkeypatch.setattr(Engine, "forward_micro_step", failing_at_the_third_step)
+    monkeypatch.setattr(Engine, "forward_micro_step", failing_once)
     events: list[dict[str, Any]] = []
     try:
         train(small_config(compile=True, batch_size=4, gradient_accumulation_steps=1), events.append)
@@ -85,4 +88,5 @@ def test_after_running_out_of_memory_the_smaller_size_compiles_outside_the_steps
     kinds = [event.get("kind", event["event"]) for event in events]
     failed = kinds.index("oom")
     assert kinds[failed + 1] == "compile", "the new graph is made before the step is tried again"
-    assert attempts[:5] == [True, False, False, False, True]
+    assert kinds[failed:].count("compile") == 1
+    assert attempts[:5] == warm_ups

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gptfit.config import TrainConfig
 from gptfit.model.build import build_model
+from gptfit.plan.setting import Setting
 from gptfit.recipe import adamw_rate
 from gptfit.run import muon
 from gptfit.run.device import find_device
-from gptfit.run.muon import Muon, make_muon, orthogonalize, update_scale
+from gptfit.run.muon import ROUNDS, Muon, make_muon, orthogonalize, update_scale
 from gptfit.run.optimizer import set_learning_rate
 from gptfit.shape import ModelShape
 
@@ -173,3 +174,7 @@ def test_muon_trains_nanogpts_gpt2_too() -> None:
         optimizer.zero_grad()
         losses.append(loss.detach())
     assert losses[-1] < 0.3 * losses[0]
+
+
+def test_plan_counts_the_rounds_that_are_done() -> None:
+    assert Setting.muon_rounds == len(ROUNDS)

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from gptfit import remember
 from gptfit.config import TrainConfig
 from gptfit.errors import ConfigError
+from gptfit.measured import MeasuredLoss
 from gptfit.run.checkpoint import load_checkpoint, load_model
 from gptfit.run.train import train
+from gptfit.runlog import read_run
 from tests.torch.models import ARCHES, save_checkpoint, tiny_model
 
 MakeConfig = Callable[..., TrainConfig]
@@ -34,8 +37,18 @@ def test_a_run_goes_on_from_another_runs_best_weights(small_config: MakeConfig, 
     assert begun["val_loss"] == pytest.approx(earlier.best_val_loss, abs=1e-6)
     saved = load_checkpoint(tmp_path / "out")
     assert (saved.iter_num, saved.arch, saved.shape.n_layer, saved.shape.n_embd) == (2, arch, 2, 32)
-    resumed = train(small_config(init_from="resume", arch=arch, max_iters=4))
-    assert resumed.step == 4
+    for steps in (4, 6):
+        assert train(small_config(init_from="resume", arch=arch, max_iters=steps, lr_decay_iters=8)).step == steps
+        log = read_run(tmp_path / "out")
+        assert log.config["init_from"] == str(tmp_path / "earlier"), "the second start is no other beginning"
+        assert not [fact for fact in remember.of_run(log) if isinstance(fact, MeasuredLoss)]
+
+
+def test_weights_that_training_only_spoils_are_kept(small_config: MakeConfig, tmp_path: Path) -> None:
+    earlier = train(small_config(out_dir=str(tmp_path / "earlier")))
+    spoilt = small_config(init_from=str(tmp_path / "earlier"), learning_rate=3.0, min_lr=3.0, warmup_iters=0)
+    assert train(spoilt).best_val_loss == pytest.approx(earlier.best_val_loss, abs=1e-6)
+    assert load_checkpoint(tmp_path / "out" / "best.pt").iter_num == 0
 
 
 def test_a_hugging_face_folder_is_a_start(small_config: MakeConfig, tmp_path: Path) -> None:
