@@ -27,7 +27,7 @@ from gptfit.data.work import Span, Unit, plan_units
 from gptfit.errors import DataError
 from gptfit.estimate import Estimate
 
-SAMPLED_SPANS = 16
+SAMPLED_SPANS = 8
 SAMPLED_CHARS = 2**18  # from each; all of it takes a tenth of a second
 COUNTED_LINE_BYTES = 64 * 2**20  # line files up to this are read once to count their rows, for an exact split
 WIDE_RANGE, NARROW_RANGE = 0.15, 0.03  # relative: from one sample, and the least that several may claim
