@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from gptfit.errors import UsageError
+from gptfit.verbs.allocator import keep_freed_memory
 from gptfit.verbs.common import console
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's idle threads would spin; nothing here multiplies
+    keep_freed_memory()
     from gptfit.data.prepare import forecast, prepare
     from gptfit.verbs.prepare_view import Screen, forecast_lines, summary_lines
 
