@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve()
 SHARED = HERE.parent.parent.parent / "shared" / "data"
 WORKERS = 2
 TARGETS = {"nanogpt": 25.0, "script": 6.0}
-RUNS = {"gptfit": 3}  # the median counts: seconds are noisier than minutes
+ORDER = ("gptfit", "nanogpt", "gptfit", "script", "gptfit")  # a machine drifts by several per cent in minutes
 SPEED_CHARS = 2e9  # of text in the speed part: the files are repeated until it is reached
 
 
@@ -90,17 +90,19 @@ def speed(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
     print(
         f"speed: {size / 1e9:.2f}e9 characters of text, {WORKERS} workers, CPU-seconds of the process and its children"
     )
-    rates: dict[str, float] = {}
-    for name in ("gptfit", *CONTENDERS):
-        costs = [cost for _ in range(RUNS.get(name, 1)) if (cost := run_contender(name, folder))]
-        if not costs:
+    costs: dict[str, list[Cost]] = {}
+    for name in ORDER:
+        if cost := run_contender(name, folder):
+            costs.setdefault(name, []).append(cost)
+        else:
             print(f"  {name:<8} skipped: pip install datasets")
-            continue
-        cost = sorted(costs, key=lambda cost: cost.cpu_seconds)[len(costs) // 2]
+    rates = {}
+    for name, runs in costs.items():
+        cost = sorted(runs, key=lambda cost: cost.cpu_seconds)[len(runs) // 2]
         rates[name] = cost.tokens / cost.cpu_seconds
         print(
             f"  {name:<8} {cost.tokens:>12,} tokens in {cost.cpu_seconds:6.1f} CPU-s ({cost.wall_seconds:.1f} s wall, "
-            f"{cost.peak_mb:.0f} MB): {rates[name] / 1e6:6.2f} Mtokens per CPU-s"
+            f"{cost.peak_mb:.0f} MB): {rates[name] / 1e6:6.2f} Mtokens per CPU-s, the median of {len(runs)}"
         )
     for name, target in TARGETS.items():
         if name in rates:

@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="a folder with .parquet files (default: ../shared/data)")
     parser.add_argument("--full", action="store_true", help="the two models of the claim, 3 seeds")
     parser.add_argument("--size", choices=[setup.name for setup in FULL], help="with --full: only this model")
-    parser.add_argument("--keep", type=Path, help="a file of finished runs: a bench stopped half way goes on from it")
+    parser.add_argument("--keep", type=Path, help="finished runs, e.g. bench/recipe_runs.jsonl: go on from them")
     parser.add_argument("--ablation", action="store_true", help="runs without each ingredient; writes docs/recipe.md")
     parser.add_argument("--seeds", type=int, default=0, help="default 3; the ablation's default 2")
     parser.add_argument("--threads", type=int, default=0, help="OMP_NUM_THREADS of every run (default: all cores)")
