@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from gptfit.model.head import token_loss
 from gptfit.shape import ModelShape
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(nn.Module, ABC):
     """Token ids in, loss or logits out. A subclass writes `hidden` and makes `lm_head`.
 
     `forward(idx, targets)` is the training path, so that DDP and torch.compile see the whole of it.
@@ -30,9 +31,9 @@ class LanguageModel(nn.Module):
         # What forward calls for the hidden states; the compiler replaces it, `hidden` stays as written.
         self.trunk: Callable[[Tensor], Tensor] = self.hidden
 
+    @abstractmethod
     def hidden(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
         """(B, T) token ids -> (B, T, C) states after the last norm; with a cache, `idx` follows what it holds."""
-        raise NotImplementedError
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of the targets, in nats per token."""
