@@ -57,8 +57,8 @@ def byte_spelling() -> dict[int, str]:
 @cache
 def token_bytes() -> tuple[bytes, ...]:
     """The bytes of every ordinary token, by id (50,256 of them; end-of-text has none)."""
-    byte_of = {character: byte for byte, character in byte_spelling().items()}
-    return tuple(bytes(byte_of[character] for character in token) for token in _tokens())
+    byte_of = {ord(character): byte for byte, character in byte_spelling().items()}
+    return tuple(token.translate(byte_of).encode("latin-1") for token in _tokens())
 
 
 def _tokens() -> list[str]:

@@ -81,12 +81,12 @@ def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, o
                 if piece is None:
                     state = replace(state, unit=unit.index + 1, piece=0)
                     continue
-                piece, full = _within_limits(piece, job, state.counts)
+                piece = _within_limits(piece, job, state.counts)
                 train.append(*piece.train)
                 val.append(*piece.val)
                 problems += piece.problems
                 state = _after(state, piece, number, train.size, val.size, time.monotonic() - started)
-                if full:
+                if _is_full(job, state.counts):
                     break
                 if time.monotonic() - saved >= JOURNAL_SECONDS:
                     save()
@@ -106,8 +106,8 @@ def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, o
         val.close()
 
 
-def _within_limits(piece: Piece, job: Job, counts: Counter[str]) -> tuple[Piece, bool]:
-    """The piece, or its documents up to the limit and True."""
+def _within_limits(piece: Piece, job: Job, counts: Counter[str]) -> Piece:
+    """The piece, or its documents up to the one that reaches the limit."""
     keep = len(piece.lengths)
     if job.limit_documents is not None:
         keep = min(keep, job.limit_documents - counts["train.documents"] - counts["val.documents"])
@@ -115,9 +115,9 @@ def _within_limits(piece: Piece, job: Job, counts: Counter[str]) -> tuple[Piece,
         left = job.limit_tokens - counts["train.tokens"] - counts["val.tokens"]
         keep = min(keep, int(np.searchsorted(np.cumsum(piece.lengths), left)) + 1)
     if keep >= len(piece.lengths):
-        return piece, _is_full(job, counts + _counts(piece))
+        return piece
     lengths, is_val = piece.lengths[:keep], piece.is_val[:keep]
-    cut = replace(
+    return replace(
         piece,
         train=(np.concatenate(piece.train)[: lengths[~is_val].sum()],),
         val=(np.concatenate(piece.val)[: lengths[is_val].sum()],),
@@ -126,7 +126,6 @@ def _within_limits(piece: Piece, job: Job, counts: Counter[str]) -> tuple[Piece,
         text_bytes=piece.text_bytes[:keep],
         continues=False,
     )
-    return cut, True
 
 
 def _is_full(job: Job, counts: Counter[str]) -> bool:
@@ -154,10 +153,10 @@ def _counts(piece: Piece) -> Counter[str]:
     if piece.continues and len(finished):
         finished[-1] = 0
     counts: Counter[str] = Counter({"rows": piece.rows})
-    for name, mask in (("train", ~piece.is_val), ("val", piece.is_val)):
-        counts[f"{name}.documents"] = int(finished[mask].sum())
-        counts[f"{name}.tokens"] = int(piece.lengths[mask].sum())
-        counts[f"{name}.bytes"] = int(piece.text_bytes[mask].sum())
+    for name, of_each in (("documents", finished), ("tokens", piece.lengths), ("bytes", piece.text_bytes)):
+        in_val = int(of_each[piece.is_val].sum())
+        counts[f"train.{name}"] = int(of_each.sum()) - in_val
+        counts[f"val.{name}"] = in_val
     counts.update({f"skipped.{reason}": n for reason, n in piece.skipped.items()})
     counts.update({f"replaced.{reason}": n for reason, n in piece.replaced.items()})
     return counts
