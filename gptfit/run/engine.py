@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gptfit.allocator import keep_freed_memory
 from gptfit.config import TrainConfig
 from gptfit.model.base import LanguageModel
 from gptfit.model.build import build_model
@@ -18,7 +19,6 @@ from gptfit.run.batches import Batch
 from gptfit.run.chunking import loss_chunk_tokens
 from gptfit.run.compiler import compile_model, find_compile_problem, first_line
 from gptfit.run.device import Device
-from gptfit.run.hostmemory import keep_freed_memory
 from gptfit.run.optimizer import make_optimizer, set_learning_rate
 from gptfit.run.processes import Processes
 from gptfit.shape import ModelShape
@@ -75,16 +75,15 @@ class Engine:
         """Clip, step, forget the gradients. The only wait for the device in a training step is in here."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        mean_loss = self.processes.average(loss_sum / micro_steps)
-        loss, grad_norm = torch.stack([mean_loss.float(), norm.float()]).tolist()
-        applied = math.isfinite(loss) and math.isfinite(grad_norm)
-        if applied:
-            if self.config.grad_clip and grad_norm > self.config.grad_clip:
-                nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm)
-            set_learning_rate(self.optimizer, rate)
         try:
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            mean_loss = self.processes.average(loss_sum / micro_steps)
+            loss, grad_norm = torch.stack([mean_loss.float(), norm.float()]).tolist()
+            applied = math.isfinite(loss) and math.isfinite(grad_norm)
             if applied:
+                if self.config.grad_clip and grad_norm > self.config.grad_clip:
+                    nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm)
+                set_learning_rate(self.optimizer, rate)
                 self.scaler.step(self.optimizer)
         finally:
             # Also when memory ran out: the scaler takes no second update before this. It lowers its scale where a
@@ -112,7 +111,7 @@ class Engine:
         return float(loss_sum / tokens)
 
     def forget_gradients(self) -> None:
-        """Nothing is left of a step given up half-way, nor of optimizer state that memory ran out on."""
+        """Nothing is left of a step given up half-way, nor of optimizer state that memory ran out on before it was whole."""
         self.optimizer.zero_grad(set_to_none=True)
         for state in self.optimizer.state.values():
             if "step" in state and "exp_avg_sq" not in state:

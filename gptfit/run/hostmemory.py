@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import sys
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
 def peak_host_bytes() -> int:
@@ -44,17 +42,6 @@ def limit_host_bytes(limit_bytes: int) -> None:
         # RLIMIT_DATA counts private writable pages (since Linux 4.7), which is what tensors are;
         # RLIMIT_AS would also count libraries and reserved address space.
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-
-
-def keep_freed_memory() -> None:
-    """Let the C library reuse freed blocks instead of returning them: a step frees and asks again for gigabytes.
-
-    Handing fresh pages to every large tensor cost 15 % of a training step on a CPU. Linux with glibc only.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def _kib_field(file: Path, name: str) -> int:

@@ -23,7 +23,7 @@ from gptfit.shape import ModelShape
 ROUNDS = ((8.0934, -23.6205, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 SAFETY = 1.02  # rounding must not lift a singular value above 1, where the first quintic explodes
 EPSILON = 1e-30  # of a squared norm: a zero gradient stays zero instead of becoming NaN
-ADAM_EPSILON = 1e-10  # modded-nanogpt: at 1e-8 the rarely seen rows of a zero-initialised head hardly move
+ADAM_EPSILON = 1e-10  # modded-nanogpt: at 1e-8 the rows of rarely seen tokens hardly move
 
 Group = dict[str, Any]
 
@@ -70,51 +70,65 @@ class Muon(Optimizer):
         super().__init__(list(groups), {"lr": lr, "momentum": momentum, "betas": betas, "weight_decay": 0.0})
         for group in self.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
+        self._is_rehearsed = False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         assert closure is None, "the training loop computes gradients itself"
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
-            if "parts" in group:
-                self._step_matrices(group, parameters)
-            else:
-                self._step_adamw(group, parameters)
+        if not self._is_rehearsed:
+            self._rehearse()
+        for group, members in self._parts_of_step():
+            (self._step_matrices if "parts" in group else self._step_adamw)(group, members)
         return None
 
-    def _step_matrices(self, group: Group, parameters: list[Tensor]) -> None:
-        """All matrices of one shape in one batch: torch.optim.Muon's loop leaves a GPU waiting for launches."""
-        by_shape: dict[torch.Size, list[Tensor]] = {}
-        for p in parameters:
-            by_shape.setdefault(p.shape, []).append(p)
-        for (rows, columns), members in by_shape.items():
-            gradients = members[0].new_empty(len(members), rows, columns)
-            for p, slot in zip(members, gradients, strict=True):
-                self._average_gradient(p, group["momentum"], slot)
-            blocks = gradients.view(-1, rows // group["parts"], columns)
-            updates = orthogonalize(blocks).reshape(gradients.shape)
-            scale = update_scale(blocks.shape[1], columns)
-            for p, update in zip(members, updates, strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update, alpha=-group["lr"] * scale)
+    def _parts_of_step(self) -> Iterator[tuple[Group, list[Tensor]]]:
+        """Matrices of one shape together: torch.optim.Muon's loop over them leaves a GPU waiting for launches."""
+        for group in self.param_groups:
+            together: dict[torch.Size | None, list[Tensor]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    together.setdefault(p.shape if "parts" in group else None, []).append(p)
+            for members in together.values():
+                yield group, members
 
-    def _average_gradient(self, parameter: Tensor, momentum: float, out: Tensor) -> None:
-        """The averaged gradient, one step ahead (Nesterov)."""
-        state, gradient = self.state[parameter], parameter.grad
-        assert gradient is not None
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        average: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        torch.lerp(gradient, average, momentum, out=out)
+    def _rehearse(self) -> None:
+        """Take all the memory a step takes before the first weight moves: if it runs out, no half of a step is done."""
+        for group, members in self._parts_of_step():
+            for p in members:
+                if self.state[p]:
+                    continue
+                if "parts" in group:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                else:
+                    averages = torch.zeros_like(p), torch.zeros_like(p)
+                    self.state[p]["exp_avg"], self.state[p]["exp_avg_sq"] = averages
+                    self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+        for group, members in self._parts_of_step():
+            if "parts" in group:
+                self._updates(group, members)
+        self._is_rehearsed = True
+
+    def _step_matrices(self, group: Group, members: list[Tensor]) -> None:
+        updates = self._updates(group, members)
+        scale = update_scale(updates.shape[1] // group["parts"], updates.shape[2])
+        for p, update in zip(members, updates, strict=True):
+            self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(update, alpha=-group["lr"] * scale)
+
+    def _updates(self, group: Group, members: list[Tensor]) -> Tensor:
+        """Gradients averaged with the momentum they will make, one step ahead (Nesterov), then made orthogonal."""
+        momentum = group["momentum"]
+        averages = members[0].new_empty(len(members), *members[0].shape)
+        for p, average in zip(members, averages, strict=True):
+            assert p.grad is not None
+            torch.lerp(self.state[p]["momentum_buffer"], p.grad, 1 - momentum, out=average)
+            torch.lerp(p.grad, average, momentum, out=average)
+        _, rows, columns = averages.shape
+        return orthogonalize(averages.view(-1, rows // group["parts"], columns)).reshape(averages.shape)
 
     def _step_adamw(self, group: Group, parameters: list[Tensor]) -> None:
         states = [self.state[p] for p in parameters]
-        for p, state in zip(parameters, states, strict=True):
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         beta1, beta2 = group["betas"]
         adamw(
             parameters,

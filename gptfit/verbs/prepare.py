@@ -10,14 +10,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from gptfit.allocator import keep_freed_memory
 from gptfit.errors import UsageError
-from gptfit.verbs.allocator import keep_freed_memory
 from gptfit.verbs.common import console
 
 if TYPE_CHECKING:
     from gptfit.data.options import PrepareOptions
 
 HELP = "Turn documents into nanoGPT's train.bin and val.bin, with a manifest of what is in them."
+KEPT_BYTES = 256 * 2**20  # of freed memory: batches in flight come to less
 SCALES = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 
 
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's idle threads would spin; nothing here multiplies
-    keep_freed_memory()
+    keep_freed_memory(KEPT_BYTES)
     from gptfit.data.prepare import forecast, prepare
     from gptfit.verbs.prepare_view import Screen, forecast_lines, summary_lines
 

@@ -17,6 +17,7 @@ import torch
 from gptfit.config import TrainConfig
 from gptfit.errors import RunError
 from gptfit.run import loop as loop_module
+from gptfit.run import muon
 from gptfit.run.checkpoint import LAST, load_checkpoint
 from gptfit.run.device import Device, is_out_of_memory
 from gptfit.run.engine import Engine
@@ -133,23 +134,50 @@ def test_out_of_memory_shrinks_the_micro_batch_and_keeps_the_step(
         torch.testing.assert_close(shrunk.model[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("has_scaler", [False, True])
-def test_out_of_memory_while_the_optimizer_makes_its_state_is_survived(
-    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, optimizer: str, has_scaler: bool
-) -> None:
-    original, calls = torch.zeros_like, [0]
+def fail_at_calls(monkeypatch: pytest.MonkeyPatch, owner: object, function: str, failing: tuple[int, ...]) -> None:
+    """Let the function run out of memory at these calls of it."""
+    original, calls = getattr(owner, function), [0]
 
-    def limited(*args: Any, **options: Any) -> torch.Tensor:
+    def limited(*args: Any, **options: Any) -> Any:
         calls[0] += 1
-        if calls[0] in (1, 12):  # of the first weight, then of one in the middle of the next attempt
+        if calls[0] in failing:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:132] DefaultCPUAllocator: can't allocate memory")
         return original(*args, **options)
 
-    monkeypatch.setattr(torch, "zeros_like", limited)
+    monkeypatch.setattr(owner, function, limited)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "owner", "function", "failing"),
+    [
+        ("adamw", torch, "zeros_like", (1, 12)),  # of the first weight, then of one in the middle of the next attempt
+        ("adamw", torch, "zeros_like", (21,)),  # in the second group
+        ("adamw", torch.nn.utils, "get_total_norm", (1,)),
+        ("muon", torch, "zeros_like", (1, 12)),
+        ("muon", muon, "orthogonalize", (2, 4)),  # of the second shape, then of the one after
+    ],
+)
+@pytest.mark.parametrize("has_scaler", [False, True])
+def test_out_of_memory_inside_an_update_does_no_part_of_it_twice(
+    small_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: str,
+    owner: object,
+    function: str,
+    failing: tuple[int, ...],
+    has_scaler: bool,
+) -> None:
     monkeypatch.setattr(Device, "needs_scaler", has_scaler)
-    result = train(small_config(optimizer=optimizer))
-    assert (result.step, result.micro_batch) == (8, 1)
+    shape: dict[str, Any] = {"arch": "modern"} if optimizer == "muon" else {"bias": True}
+    common: dict[str, Any] = {"optimizer": optimizer, "batch_size": 4, "gradient_accumulation_steps": 1} | shape
+    train(small_config(out_dir=str(tmp_path / "whole"), **common))
+    fail_at_calls(monkeypatch, owner, function, failing)
+    result = train(small_config(**common))
+    assert (result.step, result.micro_batch) == (8, 4 // 2 ** len(failing))
+    whole, shrunk = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "out")
+    for name, tensor in whole.model.items():
+        torch.testing.assert_close(shrunk.model[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
