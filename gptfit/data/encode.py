@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gptfit.data import work
 from gptfit.data.documents import Batch
 from gptfit.data.lines import SAFE_CUT
 from gptfit.data.tokenizer import Tokenizer
@@ -18,7 +19,6 @@ from gptfit.data.tokenizer import Tokenizer
 Tokens = NDArray[np.unsignedinteger]
 
 LONG_CHARS = 2**20  # a longer document is encoded in fragments, to bound the encoder's memory
-CALL_CHARS = 4 * 2**20  # text per call of the encoder
 # One "word" of this length is no language; encoding it would take gigabytes (about 50 bytes a character).
 MOST_UNBROKEN_CHARS = 16 * 2**20
 
@@ -113,7 +113,7 @@ def _one_call(batch: Batch) -> _Call:
 
 
 def _calls(batch: Batch, cuts: dict[int, list[int]]) -> Iterator[_Call]:
-    """Fragments in order, about CALL_CHARS at a time; a long text is sliced only when its turn comes."""
+    """Fragments in order, about a batch's worth at a time; a long text is sliced only when its turn comes."""
     owners: list[int] = []
     texts: list[str] = []
     are_last: list[bool] = []
@@ -125,7 +125,7 @@ def _calls(batch: Batch, cuts: dict[int, list[int]]) -> Iterator[_Call]:
             texts.append(text[start:stop])
             are_last.append(stop == stops[-1])
             size += stop - start
-            if size >= CALL_CHARS:
+            if size >= work.BATCH_BYTES:
                 yield np.array(owners), texts, np.array(are_last)
                 owners, texts, are_last, size = [], [], [], 0
     if texts:

@@ -16,7 +16,7 @@ from gptfit.data.bins import write_file
 from gptfit.errors import DataError
 
 FORMAT = "gptfit-prepare-journal"
-VERSION = 1
+VERSION = 2  # higher whenever units, pieces or the split are laid out otherwise: an old place would mean another one
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gptfit.data.tokenizer import Tokenizer, alphabet_table, char_tokenizer, loa
 from gptfit.dataset import FORMAT, MANIFEST, DatasetInfo, read_dataset
 from gptfit.errors import DataError
 from gptfit.units import gib
+from gptfit.wholefile import TEMPORARY
 
 MOST_NOTES = 5  # lines about bad rows of one kind that are passed on; the manifest counts all
 
@@ -183,8 +184,8 @@ def _finish(options: PrepareOptions, laid: Laid, tokenizer: Tokenizer, written: 
         "sources": [entry | {"rows": laid.rows.get(i)} for i, entry in enumerate(_stamps(laid))],
     }
     write_file(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
-    for journal in out.glob("prepare.journal*"):
-        journal.unlink()
+    for leftover in (*out.glob("prepare.journal*"), *out.glob(f"*.[0-9]*{TEMPORARY}")):  # the second: of a killed start
+        leftover.unlink()
 
 
 def _split_entry(name: str, files: list[str], counts: Counter[str]) -> dict[str, Any]:

@@ -74,7 +74,8 @@ def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, o
     try:
         save()
         on_progress(state, problems)
-        units = [unit for unit in shard.units if unit.index >= state.unit]
+        is_over = _is_full(job, state.counts)  # stopped after the limit was reached, before it was called complete
+        units = [unit for unit in shard.units if unit.index >= state.unit and not is_over]
         delivered = encoded_pieces(job.reading, tokenizer, job.separator, units, state.piece, job.workers)
         with closing(delivered):
             for unit, number, piece in delivered:

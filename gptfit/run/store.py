@@ -23,7 +23,7 @@ class CheckpointStore:
         self.folder = folder
         self.keep = keep
         self.last_step: int | None = None  # of ckpt.pt
-        for leftover in folder.glob(f"*.pt.*{TEMPORARY}") if is_writer else ():
+        for leftover in folder.glob(f"*.pt*{TEMPORARY}") if is_writer else ():
             leftover.unlink()
 
     def save_last(self, checkpoint: Checkpoint) -> None:

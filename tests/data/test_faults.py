@@ -80,6 +80,31 @@ def test_dying_at_any_instant_ends_in_the_same_bytes(
     assert deaths > 10
 
 
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("limit", [{"limit_tokens": 2000}, {"limit_documents": 17}])
+def test_stopped_when_the_limit_is_reached_nothing_is_added_after_it(
+    parquet: WriteParquet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
+) -> None:
+    source = str(parquet("a.parquet", stories(200), rows=10))
+    undisturbed = prepare(PrepareOptions((source,), tmp_path / "undisturbed", **limit))
+    stopped = PrepareOptions((source,), tmp_path / "stopped", **limit)
+    is_full = shard._is_full
+
+    def interrupted(job: shard.Job, counts: Any) -> bool:
+        if is_full(job, counts):
+            raise KeyboardInterrupt
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "_is_full", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(stopped)
+    prepare(stopped)
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in (stopped.out, undisturbed.folder)]
+    assert digest(stopped.out) == digest(undisturbed.folder)
+    assert manifests[0]["splits"] == manifests[1]["splits"]
+
+
 def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "gptfit", "prepare", *map(str, words)]
 
