@@ -44,7 +44,7 @@ def _speed(log: RunLog) -> MeasuredSpeed | None:
             shape,
             micro_batch,
             dtype=device["dtype"],
-            compile=bool(config["compile"]),
+            compile=any(event.get("kind") == "compile" for event in log.events),  # it may have been tried and failed
             chunked_loss=config["chunked_loss"] is True,
             checkpoint_activations=bool(config["checkpoint_activations"]),
             optimizer=config["optimizer"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +60,11 @@ class Checkpoint:
     @property
     def size_bytes(self) -> int:
         return sum(t.nbytes for t in (*self.model.values(), *_tensors(self.optimizer)))
+
+
+def best_of(path: Path) -> Path:
+    """What to use of a run folder: the checkpoint with the lowest validation loss if the run kept one."""
+    return path / BEST if os.path.isfile(path / BEST) else path  # Path.is_file raises where it may not look
 
 
 def load_checkpoint(path: str | Path, lazy: bool = False) -> Checkpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def is_hf_folder(path: Path) -> bool:
-    return (path / "config.json").is_file() and any((path / name).is_file() for name in WEIGHTS)
+    return os.path.isfile(path / "config.json") and any(os.path.isfile(path / name) for name in WEIGHTS)
 
 
 def find_stock(name: str) -> Path:

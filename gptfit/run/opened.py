@@ -16,7 +16,7 @@ from gptfit.errors import DataError, RunError
 from gptfit.model.base import LanguageModel
 from gptfit.model.build import build_model
 from gptfit.model.layers import MLP
-from gptfit.run.checkpoint import BEST, Checkpoint, load_checkpoint, load_weights
+from gptfit.run.checkpoint import Checkpoint, best_of, load_checkpoint, load_weights
 from gptfit.run.device import Device, find_device
 from gptfit.run.hffolder import STOCK, find_stock, is_hf_folder, read_hf_folder
 from gptfit.run.hfnames import gelu_of_hf
@@ -60,15 +60,10 @@ def open_model(path: str, data: str | None = None, device: str = "auto") -> Open
         gelu = gelu_of_hf(hf_config)
         info, tokenizer = _hf_tokenizer(where, checkpoint, data)
     else:
-        checkpoint = load_checkpoint(_best_of(where), lazy=True)
+        checkpoint = load_checkpoint(best_of(where), lazy=True)
         info, tokenizer, notes = _run_tokenizer(checkpoint, data)
     model = _build(checkpoint, found_device.torch_device, gelu)
     return Opened(checkpoint.path or where, model, tokenizer, checkpoint, found_device, info, tuple(notes), gelu)
-
-
-def _best_of(path: Path) -> Path:
-    """What to use of a run folder: the checkpoint with the lowest validation loss if the run kept one."""
-    return path / BEST if (path / BEST).is_file() else path
 
 
 def _build(checkpoint: Checkpoint, device: torch.device, gelu: str) -> LanguageModel:

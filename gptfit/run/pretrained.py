@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gptfit.config import TrainConfig
 from gptfit.errors import ConfigError
-from gptfit.run.checkpoint import BEST, Checkpoint, load_checkpoint
+from gptfit.run.checkpoint import Checkpoint, best_of, load_checkpoint
 from gptfit.run.hffolder import STOCK, find_stock, is_hf_folder, read_hf_config, read_hf_folder
 from gptfit.shape import INGREDIENTS, ModelShape
 
@@ -36,24 +36,26 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
 def load_pretrained(config: TrainConfig) -> Checkpoint:
     """The weights alone, cut to the config's window."""
     path = _find(config)
-    checkpoint = read_hf_folder(path)[0] if is_hf_folder(path) else load_checkpoint(path)
+    checkpoint = read_hf_folder(path)[0] if is_hf_folder(path) else load_checkpoint(path, lazy=True)
     weights = dict(checkpoint.model)
     if POSITIONS in weights:
         weights[POSITIONS] = weights[POSITIONS][: config.block_size]
-    return dataclasses.replace(checkpoint, model=weights)
+    return dataclasses.replace(checkpoint, model=weights, optimizer=None)
 
 
 def _find(config: TrainConfig) -> Path:
-    path = Path(config.init_from)
-    if config.init_from and os.path.exists(path):  # Path.exists raises for a name that is too long
-        if path.resolve() in (Path(config.out_dir).resolve(), *Path(config.out_dir).resolve().glob("*.pt")):
-            raise ConfigError(
-                f"init_from = {config.init_from!r} is in out_dir itself; use --init_from=resume or another --out_dir",
-                key="init_from",
-            )
-        return path / BEST if (path / BEST).is_file() else path
-    if config.init_from in STOCK:
+    path, own = Path(config.init_from), Path(config.out_dir).resolve()
+    exists = bool(config.init_from) and os.path.exists(path)  # Path.exists raises for a name that is too long
+    is_own = exists and path.resolve() in (own, *own.glob("*.pt"))
+    if exists and not is_own:
+        return best_of(path)
+    if config.init_from in STOCK:  # also when out_dir bears the name
         return find_stock(config.init_from)
+    if is_own:
+        raise ConfigError(
+            f"init_from = {config.init_from!r} is in out_dir itself; use --init_from=resume or another --out_dir",
+            key="init_from",
+        )
     raise ConfigError(
         f"init_from = {config.init_from!r} is not known; use scratch, resume, {', '.join(STOCK)}, or the path of a run, "
         "a checkpoint or a Hugging Face GPT-2 folder",

@@ -1,4 +1,4 @@
-"""Training on from weights that are there: the first loss is the one they have, whatever model the config named."""
+"""Training on from weights that are there: the first loss is the one they have in nanoGPT, whatever the config named."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gptfit import remember
 from gptfit.config import TrainConfig
 from gptfit.errors import ConfigError
 from gptfit.measured import MeasuredLoss
+from gptfit.run import pretrained
 from gptfit.run.checkpoint import load_checkpoint, load_model
 from gptfit.run.train import train
 from gptfit.runlog import read_run
@@ -86,3 +87,15 @@ def test_bad_starts_are_one_line(small_config: MakeConfig, tmp_path: Path) -> No
         with pytest.raises(ConfigError, match=line):
             train(small_config(**changes))
     assert not (tmp_path / "b").exists()
+
+
+def test_a_released_models_name_may_be_the_name_of_the_run(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is made between the two times the weights are looked for."""
+    released = save_checkpoint(tiny_model(vocab_size=65), tmp_path / "cache" / "ckpt.pt")
+    monkeypatch.setattr(pretrained, "find_stock", lambda name: released)
+    monkeypatch.chdir(tmp_path)
+    train(small_config(init_from="gpt2", out_dir="gpt2", max_iters=1, **NO_LEARNING))
+    before, after = load_checkpoint(released), load_checkpoint(tmp_path / "gpt2")
+    assert all(torch.equal(after.model[name], tensor) for name, tensor in before.model.items())
