@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -77,6 +78,8 @@ class Kept:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path and path.exists() else []  # no torn last one
+        if path and path.exists():
+            os.truncate(path, sum(len(line.encode()) + 1 for line in lines))
         self._curves = {entry["run"]: curve_of(entry["curve"]) for entry in map(json.loads, lines)}
 
     def get(self, run: str, make: Callable[[], Curve]) -> Curve:
@@ -88,6 +91,11 @@ class Kept:
         curve = self._curves[run]
         print(f"  {run}: {curve.final:.4f}, {curve.ms_per_step:.0f} ms per step", flush=True)
         return curve
+
+
+def fingerprint(keys: dict[str, Any]) -> str:
+    """A few digits that change with any of the keys, so that a kept run is never taken for one of other settings."""
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:6]
 
 
 def curve_of(facts: dict[str, Any]) -> Curve:

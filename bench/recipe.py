@@ -20,12 +20,13 @@ from pathlib import Path
 
 import torch
 from _recipe_compare import OURS_SHARE, Comparison, report, report_step_times, save_found, spread
-from _recipe_doc import ABLATION, RESULTS, VARIANTS, Row, Variant, write_doc
-from _recipe_runs import REPO, Curve, Kept, Runner, Setup
+from _recipe_doc import ABLATION, FAST, RESULTS, VARIANTS, Row, Variant, write_doc
+from _recipe_runs import REPO, Curve, Kept, Runner, Setup, fingerprint
 
-from gptfit.config import TrainConfig
+from gptfit.config import DEFAULTS, TrainConfig
 from gptfit.recipe import training_keys
 from gptfit.run.train import train
+from gptfit.shape import INGREDIENTS
 
 SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=304, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
 FULL = (
@@ -43,7 +44,7 @@ def main() -> int:
     parser.add_argument("--size", choices=[setup.name for setup in FULL], help="with --full: only this model")
     parser.add_argument("--keep", type=Path, help="finished runs, e.g. bench/recipe_runs.jsonl: go on from them")
     parser.add_argument("--ablation", action="store_true", help="runs without each ingredient; writes docs/recipe.md")
-    parser.add_argument("--seeds", type=int, default=0, help="default 3; the ablation's default 2")
+    parser.add_argument("--seeds", type=int, default=0, help="default 3")
     parser.add_argument("--threads", type=int, default=0, help="OMP_NUM_THREADS of every run (default: all cores)")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None, help="ours; on with --full")
     args = parser.parse_args()
@@ -57,7 +58,7 @@ def main() -> int:
         if args.ablation:
             if args.threads:
                 torch.set_num_threads(args.threads)
-            ablate(prepare(sources, ABLATION.tokenizer, folder), folder, args.seeds or 2)
+            ablate(prepare(sources, ABLATION.tokenizer, folder), folder, args.seeds or 3)
         if args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile
             setups = [setup for setup in FULL if args.size in (None, setup.name)] if args.full else [SMALL]
@@ -92,7 +93,7 @@ def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: K
     """
 
     def nanogpt(rate: float, seed: int) -> Curve:
-        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
+        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}, {fingerprint(setup.keys)}"
         return kept.get(run, partial(runner.nanogpt_curve, setup, rate, seed, compile=is_compiled))
 
     tuned = {rate: nanogpt(rate, 1) for rate in setup.rates}
@@ -100,8 +101,9 @@ def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: K
     theirs, ours = [tuned[rate], *(nanogpt(rate, seed) for seed in range(2, seeds + 1))], []
     steps = setup.steps // OURS_SHARE
     keys = {"max_iters": steps, "eval_interval": max(1, steps // 8), "compile": is_compiled, "log_interval": 1}
+    recipe = fingerprint(setup.keys | training_keys(steps) | {key: DEFAULTS[key] for key in INGREDIENTS})
     for seed in range(1, seeds + 1):
-        run = f"{setup.name} modern seed {seed} steps {steps}{' compiled' if is_compiled else ''}"
+        run = f"{setup.name} modern seed {seed} steps {steps}{' compiled' if is_compiled else ''}, {recipe}"
         ours.append(kept.get(run, partial(runner.gptfit_curve, setup, seed, **keys)))
     return Comparison(setup, rate, theirs, ours, step_times(runner, setup, is_compiled))
 
@@ -124,26 +126,34 @@ def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> dict[str, flo
 
 
 def ablate(data: Path, folder: Path, seeds: int) -> None:
-    """Every variant in this process; the recipe itself with at least three seeds, to know the noise."""
+    """Every variant in this process, with the same seeds."""
     rows: list[Row] = []
     for variant in VARIANTS:
-        n_seeds = seeds if rows else max(3, seeds)
-        losses = [ablation_loss(data, folder / f"{len(rows)}-{seed}", seed, variant) for seed in range(1, n_seeds + 1)]
-        rows.append(Row(variant.name, [round(loss, 4) for loss in losses]))
-        print(f"  {variant.name:42} {spread(losses, 4)}", flush=True)
+        losses, fast_losses = (
+            [
+                ablation_loss(data, folder / f"{len(rows)}-{rate}-{seed}", seed, variant, rate)
+                for seed in range(1, n + 1)
+            ]
+            for rate, n in ((1, seeds), (FAST, seeds if variant.also_fast else 0))
+        )
+        rows.append(Row(variant.name, losses, fast_losses))
+        fast = f", at {FAST} times the rate {spread(fast_losses, 4)}" if fast_losses else ""
+        print(f"  {variant.name:52} {spread(losses, 4)}{fast}", flush=True)
     parameters = TrainConfig.unchecked(**ABLATION.keys, arch="modern").shape(257).parameters
     facts = {"setup": asdict(ABLATION), "parameters": parameters, "rows": [asdict(row) for row in rows]}
     RESULTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     write_doc()
 
 
-def ablation_loss(data: Path, out: Path, seed: int, variant: Variant) -> float:
+def ablation_loss(data: Path, out: Path, seed: int, variant: Variant, rate: int) -> float:
     steps = ABLATION.steps
     keys = ABLATION.keys | {"dataset": str(data), "out_dir": str(out), "seed": seed, "compile": False}
     keys |= {"max_iters": steps, "eval_interval": steps, "log_interval": steps}
-    result = train(TrainConfig(**{**keys, **training_keys(steps), **variant.keys}))
+    keys |= {**training_keys(steps), **variant.keys}
+    keys["learning_rate"] *= rate
+    result = train(TrainConfig(**keys))
     assert result.val_loss is not None
-    return result.val_loss
+    return round(result.val_loss, 4)
 
 
 if __name__ == "__main__":

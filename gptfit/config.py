@@ -88,7 +88,7 @@ class TrainConfig:
     norm: str = "rms"  # without weights; or 'layer'
     qk_norm: bool = True
     activation: str = "relu2"  # or 'gelu'
-    zero_init: bool = True  # projections into the residual stream, and the head, start at zero
+    zero_init: bool = False  # whether projections into the residual stream, and the head, start at zero
     tied_head: bool = False
     smear: bool = True  # each token sees a share of the one before
     value_residual: bool = False

@@ -53,7 +53,7 @@ class ModelShape:
     norm: str = "rms"
     qk_norm: bool = True
     activation: str = "relu2"
-    zero_init: bool = True
+    zero_init: bool = False
     tied_head: bool = False
     smear: bool = True
     value_residual: bool = False

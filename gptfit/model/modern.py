@@ -19,7 +19,7 @@ from gptfit.shape import ModelShape
 # Uniform in +-1/sqrt(n): torch's own default for a Linear, as a normal distribution.
 MATRIX_STD = 3**-0.5
 EMBEDDING_STD = 1.0  # normalised before the first block, so only the step size relative to it matters
-HEAD_STD = 0.02  # where the head does not start at zero: GPT-2's
+HEAD_STD = 0.02  # GPT-2's
 VALUE_SCALE = 0.5  # of the normalised embedding in every layer's values, at first
 
 Tables = tuple[Tensor, Tensor] | None
@@ -51,7 +51,7 @@ class Modern(LanguageModel):
         self.initialise()
 
     def initialise(self) -> None:
-        """Matrices as torch does it; what writes into the residual stream starts at zero, so each block at identity."""
+        """Matrices as torch does it; what writes into the residual stream as GPT-2 does, or at zero: each block at identity."""
         shape = self.shape
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
