@@ -10,6 +10,7 @@ from gptfit.configcheck import ConfigProblem
 from gptfit.plan import defaults, loss, memory
 from gptfit.plan.claims import wrong_claims
 from gptfit.plan.result import Plan, Problem
+from gptfit.startmodel import is_pretrained, known_shape
 from gptfit.units import count, gib, percent, si
 
 EVAL_LIMIT = 0.10  # of the run's time
@@ -80,7 +81,7 @@ def _shape(plan: Plan) -> Iterator[Problem]:
             f"head size {size} is not a multiple of 8: attention is padded and slow",
             f"use {_better_width(shape.n_embd)}",
         )
-    if shape.vocab_size > 1024 and shape.vocab_size % 64:
+    if shape.vocab_size > 1024 and shape.vocab_size % 64 and not is_pretrained(plan.config):
         padded = -(-shape.vocab_size // 64) * 64
         yield Problem(
             "warning",
@@ -130,14 +131,20 @@ def _step(plan: Plan) -> Iterator[Problem]:
 
 
 def _start(plan: Plan) -> Iterator[Problem]:
-    if plan.config.init_from in ("scratch", "resume"):
+    start = plan.config.init_from
+    if not is_pretrained(plan.config):
         return
-    yield Problem(
-        "warning",
-        "init_from",
-        f"the model will be that of {plan.config.init_from}, whose weights are not opened here: this is the config's",
-        "give the n_layer, n_head, n_embd, bias and vocab_size of those weights",
-    )
+    known = known_shape(start)
+    if known is None:
+        yield Problem(
+            "warning",
+            "init_from",
+            f"the model will be that of {start}, whose weights are not opened here: this is the config's",
+            "give the n_layer, n_head, n_embd, bias and vocab_size of those weights",
+        )
+    elif plan.shape.block_size > known.block_size:
+        message = f"block_size is {plan.shape.block_size} but {start} knows {known.block_size} positions"
+        yield Problem("error", "block_size", message, f"use block_size = {known.block_size} or less")
 
 
 def _rate(plan: Plan) -> Iterator[Problem]:
@@ -207,7 +214,8 @@ def _data(plan: Plan) -> Iterator[Problem]:
             f"{si(tokens)} seen are worth {si(worth)} fresh ones",
             "more data, a smaller model, or fewer iterations",
         )
-    if plan.config.max_iters > SMOKE_TEST_ITERS and tokens < LEAST_TOKENS_PER_PARAMETER * parameters:
+    is_short = plan.config.max_iters > SMOKE_TEST_ITERS and tokens < LEAST_TOKENS_PER_PARAMETER * parameters
+    if is_short and not is_pretrained(plan.config):
         yield Problem(
             "warning",
             "max_iters",

@@ -16,6 +16,7 @@ from gptfit.plan.knowndata import KNOWN_DATA
 from gptfit.plan.result import DataFacts, Plan
 from gptfit.plan.setting import Setting, measured_key, setting_of
 from gptfit.shape import ModelShape
+from gptfit.startmodel import is_pretrained
 from gptfit.units import GIB
 
 LARGEST_SIZE = 10**7  # of any dimension; beyond it a config is a typing error
@@ -119,7 +120,8 @@ def _with_loss(answer: Plan, measurements: Measurements | None) -> Plan:
         bytes_per_token=data.bytes_per_token if data and not data.is_gpt2 else None,
         own_runs=measurements.losses if measurements else (),
     )
-    if not data or data.is_gpt2 or data.bytes_per_token:
+    is_known = not data or data.is_gpt2 or data.bytes_per_token
+    if is_known and not is_pretrained(config):
         answer = replace(answer, loss=expected)
     if data and data.tokens.value > 0:
         tokens = answer.tokens
@@ -195,5 +197,7 @@ def _notes(answer: Plan) -> list[str]:
             f"{gpu.name}: no arithmetic rate is known, so speed and time are unknown; measure with `gptfit tune`"
         )
     if answer.setting and answer.loss is None:
-        notes.append("too small or too little data for the loss law: train and see")
+        begun = is_pretrained(answer.config)
+        why = "the loss law knows runs from scratch" if begun else "too small or too little data for the loss law"
+        notes.append(f"{why}: train and see")
     return notes

@@ -18,8 +18,9 @@ from gptfit.errors import RunError
 from gptfit.run.checkpoint import Checkpoint
 from gptfit.run.hfnames import from_hf, shape_of_hf
 from gptfit.shape import ModelShape
+from gptfit.startmodel import RELEASED
 
-STOCK = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+STOCK = tuple(RELEASED)
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 

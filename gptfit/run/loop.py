@@ -21,12 +21,12 @@ from gptfit.run.faults import STOP_SENTENCES, NonFiniteCount, SignalWatch, Stopp
 from gptfit.run.garbage import collection_frozen
 from gptfit.run.memoryadvice import out_of_memory_advice
 from gptfit.run.meter import Meter
-from gptfit.run.pretrained import is_pretrained
 from gptfit.run.progress import Progress, StepStart
 from gptfit.run.randomness import rng_state, seed_step, set_rng_state
 from gptfit.run.restore import restore_from
 from gptfit.run.setup import Run
 from gptfit.schedule import learning_rate
+from gptfit.startmodel import is_pretrained
 from gptfit.units import duration
 
 SAVE_EVERY_SECONDS = 15 * 60  # a power cut costs at most this, however rare the evals are

@@ -10,15 +10,10 @@ from gptfit.config import TrainConfig
 from gptfit.errors import ConfigError
 from gptfit.run.checkpoint import Checkpoint, best_of, load_checkpoint
 from gptfit.run.hffolder import STOCK, find_stock, is_hf_folder, read_hf_config, read_hf_folder
-from gptfit.shape import INGREDIENTS, ModelShape
+from gptfit.shape import ModelShape
+from gptfit.startmodel import MODEL_KEYS
 
 POSITIONS = "transformer.wpe.weight"
-# The weights decide these; the window may be shorter than theirs.
-MODEL_KEYS = ("arch", "n_layer", "n_head", "n_embd", "bias", "vocab_size", *INGREDIENTS)
-
-
-def is_pretrained(config: TrainConfig) -> bool:
-    return config.init_from not in ("scratch", "resume")
 
 
 def adopt_model(config: TrainConfig) -> TrainConfig:

@@ -16,7 +16,7 @@ from gptfit.run.files import FolderLock, make_run_folder
 from gptfit.run.header import header_fields
 from gptfit.run.loop import Loop
 from gptfit.run.meter import Meter
-from gptfit.run.pretrained import adopt_model, is_pretrained, load_pretrained
+from gptfit.run.pretrained import adopt_model, load_pretrained
 from gptfit.run.processes import find_processes, join, leave
 from gptfit.run.progress import NANOGPT_NO_LOSS, Progress
 from gptfit.run.report import Report, Reporter, ignore
@@ -24,6 +24,7 @@ from gptfit.run.restore import restore_from, resume_position
 from gptfit.run.resume import check_resume
 from gptfit.run.setup import Data, Run, build_run, check_processes, open_data
 from gptfit.run.store import CheckpointStore
+from gptfit.startmodel import is_pretrained
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import argparse
 from gptfit import measured
 from gptfit.config import TrainConfig
 from gptfit.errors import ConfigError, RunError
+from gptfit.startmodel import is_pretrained
 from gptfit.verbs.common import load
 from gptfit.verbs.planinput import find_data, vocab_size
 
@@ -21,7 +22,7 @@ def resolve_auto(args: argparse.Namespace) -> list[str]:
     if AUTO not in args.overrides:
         return []
     args.overrides = [word for word in args.overrides if word != AUTO]
-    from gptfit.run.pretrained import adopt_model, is_pretrained
+    from gptfit.run.pretrained import adopt_model
     from gptfit.run.processes import find_processes
     from gptfit.run.resume import adopt_config
     from gptfit.run.tune import find_machine

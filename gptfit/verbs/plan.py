@@ -6,6 +6,7 @@ import argparse
 
 from gptfit import measured
 from gptfit.plan.plan import measured_on_cpu, plan
+from gptfit.startmodel import is_pretrained, known_shape, with_model_of
 from gptfit.verbs.common import config_arguments, load, print_json, recipe_argument
 from gptfit.verbs.planinput import card_arguments, find_card, find_data, vocab_size
 
@@ -22,6 +23,8 @@ def run(args: argparse.Namespace) -> int:
     """0: it runs. 1: it does not start or does not fit."""
     loaded = load(args, checked=False)
     config, measurements = loaded.config, measured.read()
+    if is_pretrained(config) and (known := known_shape(config.init_from)):
+        config = with_model_of(config, known)
     data = find_data(args.data, config, args.text_column)
     shape = config.shape(vocab_size(data))
     card = find_card(args, config, cpu_will_do=measured_on_cpu(config, shape, measurements))

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from gptfit.errors import RunError, UsageError
+from gptfit.startmodel import is_pretrained
 from gptfit.verbs.common import config_arguments, load, print_json, recipe_argument
 
 HELP = (
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     configs = [*args.configs, *(word for word in args.overrides if not word.startswith("--"))]
     target = _target(args.write, configs)
     config = load(args).config
-    from gptfit.run.pretrained import adopt_model, is_pretrained
+    from gptfit.run.pretrained import adopt_model
     from gptfit.verbs.tune_output import answer_lines, as_json, write_config, write_page
     from gptfit.verbs.tune_session import Wish, run_session
     from gptfit.verbs.tune_view import print_result
