@@ -75,7 +75,7 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         assert closure is None, "the training loop computes gradients itself"
-        if not self._is_rehearsed:
+        if not self._is_rehearsed or not self.state:  # a state from before the first step may have been loaded
             self._rehearse()
         for group, members in self._parts_of_step():
             (self._step_matrices if "parts" in group else self._step_adamw)(group, members)
@@ -105,27 +105,25 @@ class Muon(Optimizer):
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
         for group, members in self._parts_of_step():
             if "parts" in group:
-                self._updates(group, members)
+                orthogonalize_parts(members[0].new_zeros(len(members), *members[0].shape), group["parts"])
         self._is_rehearsed = True
 
     def _step_matrices(self, group: Group, members: list[Tensor]) -> None:
-        updates = self._updates(group, members)
+        gradients = members[0].new_empty(len(members), *members[0].shape)
+        for p, slot in zip(members, gradients, strict=True):
+            self._average_gradient(p, group["momentum"], slot)
+        updates = orthogonalize_parts(gradients, group["parts"])
         scale = update_scale(updates.shape[1] // group["parts"], updates.shape[2])
         for p, update in zip(members, updates, strict=True):
-            self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
             p.mul_(1 - group["lr"] * group["weight_decay"])
             p.add_(update, alpha=-group["lr"] * scale)
 
-    def _updates(self, group: Group, members: list[Tensor]) -> Tensor:
-        """Gradients averaged with the momentum they will make, one step ahead (Nesterov), then made orthogonal."""
-        momentum = group["momentum"]
-        averages = members[0].new_empty(len(members), *members[0].shape)
-        for p, average in zip(members, averages, strict=True):
-            assert p.grad is not None
-            torch.lerp(self.state[p]["momentum_buffer"], p.grad, 1 - momentum, out=average)
-            torch.lerp(p.grad, average, momentum, out=average)
-        _, rows, columns = averages.shape
-        return orthogonalize(averages.view(-1, rows // group["parts"], columns)).reshape(averages.shape)
+    def _average_gradient(self, parameter: Tensor, momentum: float, out: Tensor) -> None:
+        """The averaged gradient, one step ahead (Nesterov)."""
+        gradient = parameter.grad
+        assert gradient is not None
+        average: Tensor = self.state[parameter]["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        torch.lerp(gradient, average, momentum, out=out)
 
     def _step_adamw(self, group: Group, parameters: list[Tensor]) -> None:
         states = [self.state[p] for p in parameters]
@@ -146,6 +144,12 @@ class Muon(Optimizer):
             eps=ADAM_EPSILON,
             maximize=False,
         )
+
+
+def orthogonalize_parts(matrices: Tensor, parts: int) -> Tensor:
+    """Each of the `parts` blocks of rows of every matrix by itself."""
+    _, rows, columns = matrices.shape
+    return orthogonalize(matrices.view(-1, rows // parts, columns)).reshape(matrices.shape)
 
 
 def update_scale(rows: int, columns: int) -> float:

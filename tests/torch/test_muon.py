@@ -162,6 +162,16 @@ def test_a_loaded_state_continues_exactly() -> None:
         assert torch.equal(mine, theirs), name
 
 
+def test_the_state_of_before_the_first_step_can_be_loaded() -> None:
+    model, optimizer = make()
+    fresh = copy.deepcopy(optimizer.state_dict())
+    fill_gradients(model, 1)
+    optimizer.step()
+    optimizer.load_state_dict(fresh)
+    optimizer.step()
+    assert all(bool(optimizer.state[p]) for p in model.parameters())
+
+
 def test_muon_trains_nanogpts_gpt2_too() -> None:
     shape = replace(TINY, arch="gpt2", bias=True)
     model, optimizer = make(shape, replace(CONFIG, arch="gpt2", bias=True))
