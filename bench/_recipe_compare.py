@@ -25,6 +25,7 @@ class Comparison:
     theirs: list[Curve]
     ours: list[Curve]
     ms_per_step: dict[str, float]  # nanoGPT, our gpt2 path, modern: measured in turns
+    compile_seconds: float  # modern's, with nothing compiled before
 
     @property
     def target(self) -> float:
@@ -53,10 +54,7 @@ class Comparison:
     def with_compilation(self) -> list[float]:
         """The same with the time our first start spends compiling; the next one finds it done."""
         theirs = self.setup.steps * self.ms_per_step["nanoGPT"] / 1000
-        return [
-            theirs / (theirs / ratio + curve.compile_seconds)
-            for ratio, curve in zip(self.seconds_ratios, self.ours, strict=True)
-        ]
+        return [theirs / (theirs / ratio + self.compile_seconds) for ratio in self.seconds_ratios]
 
 
 def report(found: Comparison) -> None:
@@ -114,7 +112,8 @@ def read_found() -> list[Comparison]:
 def _comparison(entry: dict[str, Any]) -> Comparison:
     curves = {name: [curve_of(curve) for curve in entry[name]] for name in ("theirs", "ours")}
     setup = Setup(**{**entry["setup"], "rates": tuple(entry["setup"]["rates"])})
-    return Comparison(setup, entry["rate"], curves["theirs"], curves["ours"], entry["ms_per_step"])
+    times = {name: entry[name] for name in ("ms_per_step", "compile_seconds")}
+    return Comparison(setup, entry["rate"], curves["theirs"], curves["ours"], **times)
 
 
 def table(comparisons: list[Comparison]) -> list[str]:

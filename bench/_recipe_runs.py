@@ -109,6 +109,11 @@ class Runner:
     def __init__(self, folder: Path, data: Path, threads: int, nanogpt: Path | None = None) -> None:
         self.folder, self.data, self.nanogpt = folder, data, nanogpt
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else dict(os.environ)
+        self.forget_compiled_code()
+
+    def forget_compiled_code(self) -> None:
+        """From here on the first run compiles everything, as on a new machine, and the next ones find it done."""
+        self.environment["TORCHINDUCTOR_CACHE_DIR"] = str(self._new_folder("inductor"))
 
     def nanogpt_curve(self, setup: Setup, learning_rate: float, seed: int, **changes: Any) -> Curve:
         """Its own train.py in float32, by default without the compiler, as it runs on a CPU; only its seed is replaced."""
