@@ -129,7 +129,7 @@ def table(comparisons: list[Comparison]) -> list[str]:
         ratios = (found.tokens_ratios, found.seconds_ratios, found.with_compilation) if found.is_reached else ()
         cells = [f"1/{spread(ratio, 1)}" for ratio in ratios] or [missed] * 3
         lines.append(
-            f"| {setup.name}: {setup.n_layer} x {setup.n_embd}, {setup.tokenizer}, seeds: {len(found.ours)} "
+            f"| {setup.name}: {setup.n_layer} x {setup.n_embd}, {setup.tokenizer}, {len(found.theirs)} and {len(found.ours)} seeds "
             f"| {spread([c.final for c in found.theirs], 3)} after {tokens} tokens, lr {found.rate:g} "
             f"| {spread([c.final for c in found.ours], 3)} after 1/{OURS_SHARE} of them "
             f"| {' | '.join(cells)} | {ms['modern'] / ms['gpt2']:.2f} |"
