@@ -48,6 +48,12 @@ def test_plan_plans_the_weights_model(capsys: pytest.CaptureFixture[str]) -> Non
     assert planned["weights"] == 354_823_168
     assert planned["loss"] is None, "the law is for runs from scratch"
     assert not [problem for problem in planned["problems"] if problem["key"] in ("init_from", "vocab_size")]
-    main([*words, "--block_size=2048"])
+
+
+@pytest.mark.parametrize(
+    ("key", "changed"), [("block_size", "--block_size=2048"), ("init_from", "--init_from=gpt2-mediun")]
+)
+def test_plan_refuses_what_train_would(capsys: pytest.CaptureFixture[str], key: str, changed: str) -> None:
+    assert main(["plan", "--gpu", "4070", "--init_from=gpt2-medium", "--batch_size=1", changed, "--json"]) == 1
     problems = json.loads(capsys.readouterr().out)["problems"]
-    assert ("error", "block_size") in [(problem["level"], problem["key"]) for problem in problems]
+    assert [problem["key"] for problem in problems if problem["level"] == "error"] == [key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from gptfit.configcheck import ConfigProblem
 from gptfit.plan import defaults, loss, memory
 from gptfit.plan.claims import wrong_claims
 from gptfit.plan.result import Plan, Problem
-from gptfit.startmodel import is_pretrained, known_shape
+from gptfit.startmodel import RELEASED, is_pretrained, known_shape
 from gptfit.units import count, gib, percent, si
 
 EVAL_LIMIT = 0.10  # of the run's time
@@ -135,7 +136,10 @@ def _start(plan: Plan) -> Iterator[Problem]:
     if not is_pretrained(plan.config):
         return
     known = known_shape(start)
-    if known is None:
+    if known is None and not os.path.exists(start):
+        message = f"{start} is neither here nor the name of a released model ({', '.join(RELEASED)})"
+        yield Problem("error", "init_from", message, "check the path or the name")
+    elif known is None:
         yield Problem(
             "warning",
             "init_from",
