@@ -20,6 +20,7 @@ class LanguageModel(nn.Module, ABC):
     """
 
     lm_head: nn.Linear
+    transformer: nn.ModuleDict
 
     def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: bool = False) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,27 @@ def find_compile_problem(device: Device) -> str | None:
     if device.kind == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++")):
         return "there is no C++ compiler; install g++"
     keep_compiled_code()
+    if device.kind == "cpu" and _trusting_the_cpu(device):
+        return None
+    return _probe_problem(device)
+
+
+def _trusting_the_cpu(device: Device) -> bool:
+    """Whether the probe works when torch takes all that the CPU says it can do for granted.
+
+    Otherwise it tries every instruction set out with a program of its own, 6 s of a first start. That is needed only
+    where the compiler is older than the CPU, and then the probe fails.
+    """
+    from torch._inductor import config  # the compiler's second of imports, which the probe needs anyway
+
+    config.cpp.vec_isa_ok = True
+    if _probe_problem(device) is None:
+        return True
+    config.cpp.vec_isa_ok = None
+    return False
+
+
+def _probe_problem(device: Device) -> str | None:
     try:
         compiled = torch.compile(_probe)
         compiled(torch.ones(8, device=device.torch_device))
@@ -49,9 +71,30 @@ def keep_compiled_code() -> None:
         os.environ[CACHE_VARIABLE] = str(Path(base) / "gptfit" / "inductor")
 
 
-def compile_model(model: LanguageModel) -> Callable[[Tensor, Tensor], Tensor]:
+def compile_model(model: LanguageModel, device: Device) -> Callable[[Tensor, Tensor], Tensor]:
     """The model as a fast function. A chunked loss stays outside the graph: its memory is managed by hand."""
+    if device.kind == "cpu":
+        return _compile_blocks(model)
     if model.loss_chunk_tokens:
         model.trunk = torch.compile(model.hidden)
         return model
     return torch.compile(model)
+
+
+def _compile_blocks(model: LanguageModel) -> LanguageModel:
+    """Each block by itself: they share one piece of code, so that a first start takes the same time at any depth.
+
+    On a CPU the rest is no slower without; a card gains from one graph, and the plan's memory is fitted on it.
+    """
+    for block in model.transformer["h"].children():
+        block.compile()
+    if not model.dropout_rate:
+        model.trunk = partial(_hidden_by_training_graph, model)
+    return model
+
+
+def _hidden_by_training_graph(model: LanguageModel, idx: Tensor) -> Tensor:
+    """Without dropout evaluation computes what training does; code of its own would take as long to compile again."""
+    with torch.enable_grad():
+        hidden = model.hidden(idx)
+    return hidden if torch.is_grad_enabled() else hidden.detach()

@@ -94,7 +94,7 @@ class Engine:
 
     def mean_loss(self, batches: Iterable[Batch]) -> float:
         """Mean over tokens of this process's and every other's batches, without dropout."""
-        self.model.eval()
+        self.model.train(not self.model.dropout_rate)  # nothing else differs, and to compiled code it is another model
         # (sum of losses, tokens); Apple GPUs have no float64
         total = torch.zeros(2, dtype=torch.float32 if self.device.kind == "mps" else torch.float64)
         total = total.to(self.device.torch_device)
@@ -129,7 +129,7 @@ def build_engine(config: TrainConfig, shape: ModelShape, device: Device, process
     optimizer = make_optimizer(model, config, device)
     problem = find_compile_problem(device) if config.compile else None
     compiled = config.compile and problem is None
-    forward: Callable[[Tensor, Tensor], Tensor] = compile_model(model) if compiled else model
+    forward: Callable[[Tensor, Tensor], Tensor] = compile_model(model, device) if compiled else model
     train_forward = forward
     if not processes.is_alone:
         assert isinstance(forward, nn.Module)

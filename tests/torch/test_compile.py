@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,14 +10,28 @@ import torch
 
 from gptfit.config import TrainConfig
 from gptfit.run import compiler
-from gptfit.run.engine import Engine
+from gptfit.run.device import find_device
+from gptfit.run.engine import Engine, build_engine
 from gptfit.run.train import train
 
 MakeConfig = Callable[..., TrainConfig]
+# Both from inside torch's own compiler.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """Torch gives up on a function after a few versions of it, whoever compiled them."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.set_stance("default")
+    torch.compiler.reset()
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # from inside torch's own compiler
 @pytest.mark.parametrize("chunked_loss", [False, True])
 def test_compiled_losses_are_the_eager_ones(small_config: MakeConfig, tmp_path: Any, chunked_loss: bool) -> None:
     losses = {}
@@ -28,6 +42,27 @@ def test_compiled_losses_are_the_eager_ones(small_config: MakeConfig, tmp_path: 
         losses[compiled] = [event["loss"] for event in events if event["event"] == "step"]
         assert any(event.get("kind") == "compile" for event in events) == compiled
     assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+@pytest.mark.parametrize("chunked_loss", [False, True])
+def test_on_a_cpu_neither_depth_nor_evaluation_compiles_more(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, arch: str, chunked_loss: bool
+) -> None:
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(compiler.torch, "compile", lambda function: real(function, backend=counting))
+    config = small_config(compile=True, arch=arch, n_layer=4, chunked_loss=chunked_loss)
+    engine = build_engine(config, config.shape(), find_device(config))
+    graphs.clear()
+    ids = torch.zeros(2, config.block_size, dtype=torch.int64)
+    assert engine.compile_now(ids, with_backward=True) is None
+    assert len(graphs) == 1
 
 
 def test_without_a_compiler_training_is_eager_and_says_why(
@@ -53,11 +88,7 @@ def test_a_model_the_compiler_cannot_do_is_trained_eagerly(
     real = torch.compile
     monkeypatch.setattr(compiler.torch, "compile", lambda model: real(model, backend=picky))
     events: list[dict[str, Any]] = []
-    try:
-        assert train(small_config(compile=True), events.append).step == 8
-    finally:
-        torch.compiler.set_stance("default")
-        torch.compiler.reset()
+    assert train(small_config(compile=True), events.append).step == 8
     assert any("shared memory" in event.get("message", "") for event in events)
     assert any("training eagerly" in event.get("message", "") for event in events)
 
@@ -81,10 +112,7 @@ def test_after_running_out_of_memory_the_smaller_size_compiles_once_and_outside_
     monkeypatch.setattr(compiler.torch, "compile", lambda model: real(model, backend="eager"))
     monkeypatch.setattr(Engine, "forward_micro_step", failing_once)
     events: list[dict[str, Any]] = []
-    try:
-        train(small_config(compile=True, batch_size=4, gradient_accumulation_steps=1), events.append)
-    finally:
-        torch.compiler.reset()
+    train(small_config(compile=True, batch_size=4, gradient_accumulation_steps=1), events.append)
     kinds = [event.get("kind", event["event"]) for event in events]
     failed = kinds.index("oom")
     assert kinds[failed + 1] == "compile", "the new graph is made before the step is tried again"
