@@ -31,7 +31,9 @@ Group = dict[str, Any]
 def make_muon(model: LanguageModel, config: TrainConfig, device: Device) -> Optimizer:
     """Muon at `learning_rate` for the matrices of the blocks; AdamW at rates of their own for everything else."""
     groups = [group for group in _groups(model, config, device) if group["params"]]
-    return Muon(groups, config.learning_rate, config.momentum, (config.beta1, config.beta2))
+    # 16 bits are enough, and faster wherever the run itself uses them; float16 has not the range.
+    dtype = torch.bfloat16 if device.dtype == "bfloat16" else torch.float32
+    return Muon(groups, config.learning_rate, config.momentum, (config.beta1, config.beta2), dtype)
 
 
 def _groups(model: LanguageModel, config: TrainConfig, device: Device) -> Iterator[Group]:
@@ -63,14 +65,22 @@ def _own_rate(kind: str, config: TrainConfig, shape: ModelShape) -> float:
 class Muon(Optimizer):
     """Groups with `parts` are matrices, each `parts` square-ish blocks stacked by rows; groups without are AdamW's.
 
-    Every group's rate is the schedule's times its own `lr_scale`, as for the other optimizers.
+    Every group's rate is the schedule's times its own `lr_scale`, as for the other optimizers. Momentum is made
+    orthogonal in `dtype`.
     """
 
-    def __init__(self, groups: Sequence[Group], lr: float, momentum: float, betas: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        lr: float,
+        momentum: float,
+        betas: tuple[float, float],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__(list(groups), {"lr": lr, "momentum": momentum, "betas": betas, "weight_decay": 0.0})
         for group in self.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
-        self._is_rehearsed = False
+        self._dtype, self._is_rehearsed = dtype, False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -105,14 +115,15 @@ class Muon(Optimizer):
                     self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
         for group, members in self._parts_of_step():
             if "parts" in group:
-                orthogonalize_parts(members[0].new_zeros(len(members), *members[0].shape), group["parts"])
+                zeros = members[0].new_zeros(len(members), *members[0].shape)
+                orthogonalize_parts(zeros, group["parts"], self._dtype)
         self._is_rehearsed = True
 
     def _step_matrices(self, group: Group, members: list[Tensor]) -> None:
         gradients = members[0].new_empty(len(members), *members[0].shape)
         for p, slot in zip(members, gradients, strict=True):
             self._average_gradient(p, group["momentum"], slot)
-        updates = orthogonalize_parts(gradients, group["parts"])
+        updates = orthogonalize_parts(gradients, group["parts"], self._dtype)
         scale = update_scale(updates.shape[1] // group["parts"], updates.shape[2])
         for p, update in zip(members, updates, strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"])
@@ -146,10 +157,10 @@ class Muon(Optimizer):
         )
 
 
-def orthogonalize_parts(matrices: Tensor, parts: int) -> Tensor:
+def orthogonalize_parts(matrices: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
     """Each of the `parts` blocks of rows of every matrix by itself."""
     _, rows, columns = matrices.shape
-    return orthogonalize(matrices.view(-1, rows // parts, columns)).reshape(matrices.shape)
+    return orthogonalize(matrices.view(-1, rows // parts, columns), dtype).reshape(matrices.shape)
 
 
 def update_scale(rows: int, columns: int) -> float:
@@ -160,17 +171,17 @@ def update_scale(rows: int, columns: int) -> float:
     return math.sqrt(max(1.0, rows / columns))
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """(K, m, n) -> the same singular vectors with all singular values near 1."""
+def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(K, m, n) -> the same singular vectors with all singular values near 1, found in `dtype`."""
     if matrices.shape[-2] > matrices.shape[-1]:
-        return orthogonalize(matrices.mT).mT
-    x: Tensor = matrices.to(_working_dtype(matrices))
+        return orthogonalize(matrices.mT, dtype).mT
+    x: Tensor = matrices.to(dtype)
     gram: Tensor = x @ x.mT
     # The largest singular value is at most the root of the Gram matrix's norm: a bound up to m^(1/4) times closer
     # than the norm of x itself, which is worth two more rounds and costs nothing.
     bound: Tensor = gram.norm(dim=(-2, -1), keepdim=True) * SAFETY + EPSILON
     gram, shrink = gram / bound, bound.rsqrt()
-    if x.dtype == torch.float32 and x.shape[-1] > x.shape[-2]:
+    if dtype == torch.float32 and x.shape[-1] > x.shape[-2]:
         return ((_total_factor(gram) * shrink) @ x).to(matrices.dtype)
     x = x * shrink
     for i, (a, b, c) in enumerate(ROUNDS):
@@ -193,9 +204,3 @@ def _factor(gram: Tensor, a: float, b: float, c: float) -> Tensor:
     factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
     factor.diagonal(dim1=-2, dim2=-1).add_(a)
     return factor
-
-
-def _working_dtype(x: Tensor) -> torch.dtype:
-    """bfloat16 is enough and four times as fast where tensor cores have it; elsewhere it is emulated and slower."""
-    has_bf16 = x.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if has_bf16 else torch.float32

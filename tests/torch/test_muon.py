@@ -50,13 +50,26 @@ def test_the_update_has_all_singular_values_near_one(size: tuple[int, int]) -> N
     assert values.max() < 1.3
 
 
-def test_the_bfloat16_rounds_of_a_gpu_reach_the_same_spectrum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muon, "_working_dtype", lambda _: torch.bfloat16)
+def test_the_bfloat16_rounds_reach_the_same_spectrum() -> None:
     u, _, v = torch.linalg.svd(torch.randn(2, 64, 256, generator=torch.Generator().manual_seed(0)), full_matrices=False)
     gradient = u @ torch.diag_embed(torch.logspace(0, -1.5, 64).expand(2, 64)) @ v
-    values = torch.linalg.svdvals(orthogonalize(gradient))
+    values = torch.linalg.svdvals(orthogonalize(gradient, torch.bfloat16))
     assert values.min() > 0.6
     assert values.max() < 1.4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float32)]
+)
+def test_the_rounds_are_done_in_the_number_format_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, expected: torch.dtype
+) -> None:
+    used = []
+    monkeypatch.setattr(muon, "orthogonalize", lambda matrices, dtype: used.append(dtype) or matrices)
+    model, optimizer = make(config=replace(CONFIG, dtype=dtype))
+    fill_gradients(model)
+    optimizer.step()
+    assert set(used) == {expected}
 
 
 def test_a_gradient_of_rank_one_does_not_explode() -> None:
