@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,7 +15,7 @@ from gptfit.shape import ModelShape
 
 
 class LanguageModel(nn.Module, ABC):
-    """Token ids in, loss or logits out. A subclass writes `hidden` and makes `lm_head`.
+    """Token ids in, loss or logits out. A subclass writes `hidden` and makes `lm_head` and `transformer` with its blocks `h`.
 
     `forward(idx, targets)` is the training path, so that DDP and torch.compile see the whole of it.
     """
@@ -57,7 +58,7 @@ class LanguageModel(nn.Module, ABC):
 
     def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
         """Call a block, keeping its inputs only and computing the rest again in backward when asked to."""
-        if self.checkpoint_activations and self.training:
+        if self.checkpoint_activations and torch.is_grad_enabled():
             keeps_rng = self.dropout_rate > 0
             return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=keeps_rng)  # type: ignore[no-any-return]
         return block(*inputs)  # type: ignore[no-any-return]

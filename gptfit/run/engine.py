@@ -94,7 +94,8 @@ class Engine:
 
     def mean_loss(self, batches: Iterable[Batch]) -> float:
         """Mean over tokens of this process's and every other's batches, without dropout."""
-        self.model.train(not self.model.dropout_rate)  # nothing else differs, and to compiled code it is another model
+        # Only dropout knows the difference; compiled code would be compiled again for it.
+        self.model.train(not self.model.dropout_rate)
         # (sum of losses, tokens); Apple GPUs have no float64
         total = torch.zeros(2, dtype=torch.float32 if self.device.kind == "mps" else torch.float64)
         total = total.to(self.device.torch_device)

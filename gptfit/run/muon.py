@@ -14,7 +14,7 @@ from torch.optim.adamw import adamw
 from gptfit.config import TrainConfig
 from gptfit.model.base import LanguageModel
 from gptfit.recipe import adamw_rate
-from gptfit.run.device import Device
+from gptfit.run.device import Device, has_bf16
 from gptfit.shape import ModelShape
 
 # Three quintics a*x + b*x^3 + c*x^5, each the best for the interval the one before leaves (Amsel et al. 2025, "Polar
@@ -31,8 +31,9 @@ Group = dict[str, Any]
 def make_muon(model: LanguageModel, config: TrainConfig, device: Device) -> Optimizer:
     """Muon at `learning_rate` for the matrices of the blocks; AdamW at rates of their own for everything else."""
     groups = [group for group in _groups(model, config, device) if group["params"]]
-    # 16 bits are enough, and faster wherever the run itself uses them; float16 has not the range.
-    dtype = torch.bfloat16 if device.dtype == "bfloat16" else torch.float32
+    # bfloat16 is enough; a card with units for it has float32 products of hardly more digits, a CPU the real ones.
+    is_bf16 = device.dtype == "bfloat16" or (device.kind == "cuda" and has_bf16(device.torch_device))
+    dtype = torch.bfloat16 if is_bf16 else torch.float32
     return Muon(groups, config.learning_rate, config.momentum, (config.beta1, config.beta2), dtype)
 
 

@@ -32,37 +32,53 @@ def nothing_compiled() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunked_loss", [False, True])
-def test_compiled_losses_are_the_eager_ones(small_config: MakeConfig, tmp_path: Any, chunked_loss: bool) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"chunked_loss": False}, {"chunked_loss": True}, {"checkpoint_activations": True}, {"arch": "modern"}]
+)
+def test_compiled_losses_are_the_eager_ones(small_config: MakeConfig, tmp_path: Any, changes: dict[str, Any]) -> None:
     losses = {}
     for compiled in (False, True):
         events: list[dict[str, Any]] = []
         out = str(tmp_path / f"out-{compiled}")
-        train(small_config(compile=compiled, out_dir=out, chunked_loss=chunked_loss, max_iters=4), events.append)
+        train(small_config(compile=compiled, out_dir=out, max_iters=4, **changes), events.append)
         losses[compiled] = [event["loss"] for event in events if event["event"] == "step"]
         assert any(event.get("kind") == "compile" for event in events) == compiled
     assert losses[True] == pytest.approx(losses[False], rel=1e-4)
 
 
-@pytest.mark.parametrize("arch", ["gpt2", "modern"])
-@pytest.mark.parametrize("chunked_loss", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "versions"),
+    [
+        ({}, 1),
+        ({"arch": "modern"}, 1),
+        ({"arch": "modern", "dtype": "bfloat16", "chunked_loss": True}, 1),
+        ({"dropout": 0.1}, 2),  # evaluation is without
+    ],
+)
 def test_on_a_cpu_neither_depth_nor_evaluation_compiles_more(
-    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, arch: str, chunked_loss: bool
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], versions: int
 ) -> None:
-    graphs = []
+    compiled: list[int] = []
+    ran: list[int] = []
 
     def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
+        version = len(compiled)
+        compiled.append(version)
+        return lambda *tensors: ran.append(version) or graph.forward(*tensors)
 
     real = torch.compile
-    monkeypatch.setattr(compiler.torch, "compile", lambda function: real(function, backend=counting))
-    config = small_config(compile=True, arch=arch, n_layer=4, chunked_loss=chunked_loss)
+    monkeypatch.setattr(compiler.torch, "compile", lambda model, **keys: real(model, backend=counting, **keys))
+    config = small_config(compile=True, n_layer=4, **changes)
     engine = build_engine(config, config.shape(), find_device(config))
-    graphs.clear()
-    ids = torch.zeros(2, config.block_size, dtype=torch.int64)
+    compiled.clear()
+    ids = torch.zeros(4, config.block_size, dtype=torch.int64)
     assert engine.compile_now(ids, with_backward=True) is None
-    assert len(graphs) == 1
+    assert len(compiled) == versions
+    engine.mean_loss([(ids[:3], ids[:3])])  # the last rows of the data
+    assert len(compiled) == versions + 1
+    ran.clear()
+    engine.forward_micro_step((ids, ids), is_last=True)
+    assert ran == [0] * 4, "training goes on with the code made for its batch"
 
 
 def test_without_a_compiler_training_is_eager_and_says_why(
@@ -86,7 +102,7 @@ def test_a_model_the_compiler_cannot_do_is_trained_eagerly(
         return graph.forward
 
     real = torch.compile
-    monkeypatch.setattr(compiler.torch, "compile", lambda model: real(model, backend=picky))
+    monkeypatch.setattr(compiler.torch, "compile", lambda model, **keys: real(model, backend=picky, **keys))
     events: list[dict[str, Any]] = []
     assert train(small_config(compile=True), events.append).step == 8
     assert any("shared memory" in event.get("message", "") for event in events)
@@ -109,7 +125,7 @@ def test_after_running_out_of_memory_the_smaller_size_compiles_once_and_outside_
         return original(self, batch, is_last)
 
     real = torch.compile
-    monkeypatch.setattr(compiler.torch, "compile", lambda model: real(model, backend="eager"))
+    monkeypatch.setattr(compiler.torch, "compile", lambda model, **keys: real(model, backend="eager", **keys))
     monkeypatch.setattr(Engine, "forward_micro_step", failing_once)
     events: list[dict[str, Any]] = []
     train(small_config(compile=True, batch_size=4, gradient_accumulation_steps=1), events.append)

@@ -61,7 +61,7 @@ def test_the_bfloat16_rounds_reach_the_same_spectrum() -> None:
 @pytest.mark.parametrize(
     ("dtype", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float32)]
 )
-def test_the_rounds_are_done_in_the_number_format_of_the_run(
+def test_on_a_cpu_the_rounds_are_done_in_the_number_format_of_the_run(
     monkeypatch: pytest.MonkeyPatch, dtype: str, expected: torch.dtype
 ) -> None:
     used = []

@@ -58,6 +58,16 @@ def test_two_processes_take_the_steps_of_one_and_resume(
         assert load_checkpoint(two).iter_num == 8
 
 
+@pytest.mark.slow
+def test_two_compiling_processes_take_the_steps_of_one(small_config: MakeConfig, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"gradient_accumulation_steps": 4, "max_iters": 4, "arch": "modern"}
+    two = tmp_path / "two"
+    assert "compiled in" in train_with_two(small_config(out_dir=str(two), compile=True, **common))[0]
+    train(small_config(out_dir=str(tmp_path / "alone"), **common))
+    one, both = load_checkpoint(tmp_path / "alone"), load_checkpoint(two)
+    assert both.best_val_loss == pytest.approx(one.best_val_loss, rel=1e-3)
+
+
 def test_accumulation_must_divide_among_the_processes(small_config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="gradient_accumulation_steps 3 is not divisible by the 2 processes"):
         check_processes(small_config(gradient_accumulation_steps=3), Processes(0, 2, 0))
