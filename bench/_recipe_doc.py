@@ -96,9 +96,13 @@ def _beside_nanogpt(comparisons: list[Comparison]) -> list[str]:
     about = (
         "`python bench/recipe.py --nanogpt PATH --full`: nanoGPT's own train.py in float32 on a CPU at the best of "
         f"{len(comparisons[0].setup.rates)} learning rates, and `gptfit train --recipe modern` with the same data, "
-        f"tokenizer, model size and batch, planned for 1/{OURS_SHARE} of the tokens. Tokens and seconds: what the recipe "
-        "needed for nanoGPT's final validation loss. Seconds are steps times the time of a step, measured in turns: "
-        "nanoGPT as it ships for a CPU, without torch.compile, gptfit with it; no evaluations."
+        "tokenizer, layers, width and batch, "
+        f"planned for 1/{OURS_SHARE} of the tokens, in the number format gptfit chooses for this CPU. The head of its own "
+        "makes it more parameters, but no more FLOPs per token. Tokens and seconds: what the recipe needed for "
+        "nanoGPT's final validation loss. Seconds are steps times the time of a step, measured in turns: nanoGPT as it "
+        "ships for a CPU, without torch.compile, gptfit with it; no evaluations. With a first start: and the rest of "
+        "both commands, imports, the compilation on a machine that has compiled nothing yet, and gptfit's checkpoints "
+        "(nanoGPT's are in its steps)."
     )
     return ["## Beside stock nanoGPT", "", textwrap.fill(about, WIDTH), "", *table(comparisons), ""]
 

@@ -9,16 +9,22 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+from gptfit.config import TrainConfig
 from gptfit.runlog import read_run
 
 REPO = Path(__file__).resolve().parent.parent
 EVAL_LINE = re.compile(r"^step (\d+): train loss [\d.]+, val loss ([\d.]+)", re.MULTILINE)
 ITER_LINE = re.compile(r"^iter (\d+): loss [\d.]+, time ([\d.]+)ms", re.MULTILINE)
+
+VOCABULARY = {"bytes": 257, "gpt2": 50_304}
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,17 @@ class Setup:
         return self.batch_size * self.block_size
 
     @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+    @property
     def keys(self) -> dict[str, Any]:
         """The keys both understand."""
         names = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "eval_iters")
         return {name: getattr(self, name) for name in names} | {"gradient_accumulation_steps": 1, "device": "cpu"}
+
+    def parameters(self, arch: str) -> int:
+        return TrainConfig.unchecked(**self.keys, arch=arch).shape(VOCABULARY[self.tokenizer]).parameters
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Point:
 class Curve:
     points: tuple[Point, ...]
     ms_per_step: float  # median; training alone: no evaluation, no checkpoint, no compilation
-    compile_seconds: float = 0.0
+    other_seconds: float | None = None  # of the whole command: start, compilation, checkpoints
 
     @property
     def final(self) -> float:
@@ -76,19 +89,19 @@ class Kept:
     """Curves by name in a file, so that a bench of hours goes on where it was stopped."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
+        self.path, self._lock = path, Lock()
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path and path.exists() else []  # no torn last one
         if path and path.exists():
             os.truncate(path, sum(len(line.encode()) + 1 for line in lines))
         self._curves = {entry["run"]: curve_of(entry["curve"]) for entry in map(json.loads, lines)}
 
     def get(self, run: str, make: Callable[[], Curve]) -> Curve:
-        if run not in self._curves:
-            self._curves[run] = make()
-            if self.path:
+        curve = self._curves.get(run) or make()
+        with self._lock:
+            if run not in self._curves and self.path:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"run": run, "curve": asdict(self._curves[run])}) + "\n")
-        curve = self._curves[run]
+                    file.write(json.dumps({"run": run, "curve": asdict(curve)}) + "\n")
+            self._curves[run] = curve
         print(f"  {run}: {curve.final:.4f}, {curve.ms_per_step:.0f} ms per step", flush=True)
         return curve
 
@@ -99,21 +112,31 @@ def fingerprint(keys: dict[str, Any]) -> str:
 
 
 def curve_of(facts: dict[str, Any]) -> Curve:
-    points = tuple(Point(**point) for point in facts["points"])
-    return Curve(points, facts["ms_per_step"], facts["compile_seconds"])
+    return Curve(**{**facts, "points": tuple(Point(**point) for point in facts["points"])})
 
 
 class Runner:
-    """Starts programs one after the other with the same threads on the same data."""
+    """Starts programs on the same data."""
 
-    def __init__(self, folder: Path, data: Path, threads: int, nanogpt: Path | None = None) -> None:
+    def __init__(self, folder: Path, data: Path, nanogpt: Path | None = None) -> None:
         self.folder, self.data, self.nanogpt = folder, data, nanogpt
-        self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else dict(os.environ)
+        self.environment = dict(os.environ)
         self.forget_compiled_code()
 
+    def sharing_cores(self, jobs: int) -> Runner:
+        """For that many runs at a time."""
+        runner = Runner(self.folder, self.data, self.nanogpt)
+        if jobs > 1:
+            runner.environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+        return runner
+
     def forget_compiled_code(self) -> None:
-        """From here on the first run compiles everything, as on a new machine, and the next ones find it done."""
-        self.environment["TORCHINDUCTOR_CACHE_DIR"] = str(self._new_folder("inductor"))
+        """From here on the first run compiles everything, as on a new machine, and the next ones find it done.
+
+        Torch keeps compiled headers in the temporary folder, wherever the rest is.
+        """
+        place = str(self._new_folder("inductor"))
+        self.environment |= {"TORCHINDUCTOR_CACHE_DIR": place, "TMPDIR": place}
 
     def nanogpt_curve(self, setup: Setup, learning_rate: float, seed: int, **changes: Any) -> Curve:
         """Its own train.py in float32, by default without the compiler, as it runs on a CPU; only its seed is replaced."""
@@ -140,11 +163,12 @@ class Runner:
         }
         keys |= changes
         words = [sys.executable, str(place / "train.py"), *(f"--{key}={value}" for key, value in keys.items())]
-        text = self._run(words, place, {"PYTHONPATH": str(self.nanogpt)})
+        text, seconds = self._run(words, place, {"PYTHONPATH": str(self.nanogpt)})
+        times = [(int(step), float(ms)) for step, ms in ITER_LINE.findall(text)]
         # nanoGPT counts an evaluation into the iteration that follows it.
-        clean = [float(ms) for step, ms in ITER_LINE.findall(text) if int(step) % keys["eval_interval"]]
+        clean = [ms for step, ms in times if step % keys["eval_interval"]]
         points = tuple(Point(int(step) * setup.tokens_per_step, float(loss)) for step, loss in EVAL_LINE.findall(text))
-        return Curve(points, statistics.median(clean))
+        return Curve(points, statistics.median(clean), seconds - sum(ms for _, ms in times) / 1000)
 
     def gptfit_curve(self, setup: Setup, seed: int, **changes: Any) -> Curve:
         """`gptfit train` with the setup's model and batch; `changes` are more keys."""
@@ -152,21 +176,23 @@ class Runner:
         recipe = changes.pop("recipe", "modern")
         keys = setup.keys | {"dataset": str(self.data), "out_dir": str(place / "out"), "seed": seed} | changes
         options = [f"--{key}={value}" for key, value in keys.items()]
-        self._run(
-            [sys.executable, "-m", "gptfit", "train", "--recipe", recipe, *options], place, {"PYTHONPATH": str(REPO)}
-        )
+        words = [sys.executable, "-m", "gptfit", "train", "--recipe", recipe, *options]
+        _, seconds = self._run(words, place, {"PYTHONPATH": str(REPO)})
         log = read_run(place / "out" / "run.jsonl")
-        compiled = sum(event.get("seconds", 0.0) for event in log.events if event.get("kind") == "compile")
+        if not log.end or log.end.get("reason") != "max_iters":
+            raise SystemExit(f"{' '.join(words)}\nwas stopped")
         points = tuple(Point(e["tokens"], e["val_loss"]) for e in log.evals)
-        return Curve(points, statistics.median(step["ms"] for step in log.steps), compiled)
+        times = [step["ms"] for step in log.steps]
+        evals = sum(e["ms"] for e in log.evals)
+        return Curve(points, statistics.median(times), seconds - (sum(times) + evals) / 1000)
 
     def _new_folder(self, program: str) -> Path:
-        place = self.folder / f"{program}-{sum(1 for _ in self.folder.iterdir())}"
-        place.mkdir()
-        return place
+        return Path(tempfile.mkdtemp(prefix=f"{program}-", dir=self.folder))
 
-    def _run(self, words: list[str], place: Path, more: dict[str, str]) -> str:
+    def _run(self, words: list[str], place: Path, more: dict[str, str]) -> tuple[str, float]:
+        """What it printed, and the seconds it took."""
+        began = time.perf_counter()
         done = subprocess.run(words, cwd=place, env=self.environment | more, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}\n{done.stderr[-2000:]}")
-        return done.stdout
+        return done.stdout, time.perf_counter() - began

@@ -14,17 +14,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import torch
 from _recipe_compare import OURS_SHARE, Comparison, report, report_step_times, save_found, spread
 from _recipe_doc import ABLATION, FAST, RESULTS, VARIANTS, Row, Variant, write_doc
 from _recipe_runs import REPO, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config import DEFAULTS, TrainConfig
 from gptfit.recipe import training_keys
+from gptfit.run.device import find_device
 from gptfit.run.train import train
 from gptfit.shape import INGREDIENTS
 
@@ -45,7 +46,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="finished runs, e.g. bench/recipe_runs.jsonl: go on from them")
     parser.add_argument("--ablation", action="store_true", help="runs without each ingredient; writes docs/recipe.md")
     parser.add_argument("--seeds", type=int, default=0, help="default 3")
-    parser.add_argument("--threads", type=int, default=0, help="OMP_NUM_THREADS of every run (default: all cores)")
+    parser.add_argument("--jobs", type=int, choices=range(1, 65), metavar="N", default=1, help="runs at a time")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None, help="ours; on with --full")
     args = parser.parse_args()
     data = args.data or REPO.parent / "shared" / "data"
@@ -56,22 +57,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.ablation:
-            if args.threads:
-                torch.set_num_threads(args.threads)
             ablate(prepare(sources, ABLATION.tokenizer, folder), folder, args.seeds or 3)
         if args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile
             setups = [setup for setup in FULL if args.size in (None, setup.name)] if args.full else [SMALL]
-            nanogpt = args.nanogpt.resolve()
             for setup in setups:
-                runner = Runner(folder, prepare(sources, setup.tokenizer, folder), args.threads, nanogpt)
-                found = compare(runner, setup, args.seeds or 3, is_compiled, Kept(args.keep))
+                runner = Runner(folder, prepare(sources, setup.tokenizer, folder), args.nanogpt.resolve())
+                found = compare(runner, setup, args.seeds or 3, is_compiled, Kept(args.keep), args.jobs)
                 report(found)
                 if args.full:
                     save_found(found)
                     write_doc()
         elif not args.ablation:
-            runner = Runner(folder, prepare(sources, FULL[0].tokenizer, folder), args.threads)
+            runner = Runner(folder, prepare(sources, FULL[0].tokenizer, folder))
             report_step_times(FULL[0], step_times(runner, FULL[0], is_compiled=True)[0])
     return 0
 
@@ -85,47 +83,57 @@ def prepare(sources: Sequence[Path], tokenizer: str, folder: Path) -> Path:
     return out
 
 
-def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: Kept) -> Comparison:
+def compare(runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: Kept, jobs: int) -> Comparison:
     """nanoGPT at three rates with the first seed, at the best of them with the others; ours with every seed.
 
     Losses depend neither on the compiler nor on what else the machine does. Times do: they are measured apart, in turns,
     nanoGPT's without the compiler.
     """
-
-    def nanogpt(rate: float, seed: int) -> Curve:
-        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}, {fingerprint(setup.keys)}"
-        return kept.get(run, partial(runner.nanogpt_curve, setup, rate, seed, compile=is_compiled))
-
-    tuned = {rate: nanogpt(rate, 1) for rate in setup.rates}
-    rate = min(tuned, key=lambda rate: tuned[rate].final)
-    theirs, ours = [tuned[rate], *(nanogpt(rate, seed) for seed in range(2, seeds + 1))], []
+    sharing, dtype = runner.sharing_cores(jobs), find_device(TrainConfig(device="cpu")).dtype
     steps = setup.steps // OURS_SHARE
     keys = {"max_iters": steps, "eval_interval": max(1, steps // 8), "compile": is_compiled, "log_interval": 1}
     recipe = fingerprint(setup.keys | training_keys(steps) | {key: DEFAULTS[key] for key in INGREDIENTS})
-    for seed in range(1, seeds + 1):
-        run = f"{setup.name} modern seed {seed} steps {steps}{' compiled' if is_compiled else ''}, {recipe}"
-        ours.append(kept.get(run, partial(runner.gptfit_curve, setup, seed, **keys)))
-    return Comparison(setup, rate, theirs, ours, *step_times(runner, setup, is_compiled))
+
+    def nanogpt(rate: float, seed: int) -> Curve:
+        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}, {fingerprint(setup.keys)}"
+        return kept.get(run, partial(sharing.nanogpt_curve, setup, rate, seed, compile=is_compiled))
+
+    def modern(seed: int) -> Curve:
+        run = f"{setup.name} modern seed {seed} steps {steps} {dtype}{' compiled' if is_compiled else ''}, {recipe}"
+        return kept.get(run, partial(sharing.gptfit_curve, setup, seed, **keys))
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        tuning = {rate: pool.submit(nanogpt, rate, 1) for rate in setup.rates}
+        ours = [pool.submit(modern, seed) for seed in range(1, seeds + 1)]
+        rate = min(tuning, key=lambda rate: tuning[rate].result().final)
+        theirs = [tuning[rate], *(pool.submit(nanogpt, rate, seed) for seed in range(2, seeds + 1))]
+        for run in as_completed([*theirs, *ours]):
+            run.result()  # one that failed or was stopped ends the bench
+    finally:
+        pool.shutdown(cancel_futures=True)
+    curves = ([run.result() for run in theirs], [run.result() for run in ours])
+    return Comparison(setup, rate, *curves, dtype, *step_times(runner, setup, is_compiled))
 
 
-def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> tuple[dict[str, float], float]:
+def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> tuple[dict[str, float], dict[str, float]]:
     """Milliseconds per step of nanoGPT, our gpt2 path and the modern recipe: in turns, the best of two medians.
 
-    And the seconds the modern recipe compiles for the first time.
+    And the seconds that a first start of nanoGPT and of modern takes beside its steps.
     """
     runner.forget_compiled_code()
     keys = {"max_iters": STEP_TIME_STEPS, "lr_decay_iters": STEP_TIME_STEPS, "eval_interval": STEP_TIME_STEPS}
     keys |= {"log_interval": 1, "eval_iters": 1}
     ours = keys | {"compile": is_compiled}
     programs: dict[str, Callable[[], Curve]] = {
+        "modern": lambda: runner.gptfit_curve(setup, 1, **ours),  # first: nothing is compiled yet
         "gpt2": lambda: runner.gptfit_curve(setup, 1, recipe="gpt2", warmup_iters=1, **ours),
-        "modern": lambda: runner.gptfit_curve(setup, 1, **ours),
     }
     if runner.nanogpt:
         programs["nanoGPT"] = lambda: runner.nanogpt_curve(setup, setup.rates[0], 1, **keys)
     first = {name: run() for name, run in programs.items()}
     times = {name: min(first[name].ms_per_step, run().ms_per_step) for name, run in programs.items()}
-    return times, first["modern"].compile_seconds
+    return times, {name: first[name].other_seconds for name in ("nanoGPT", "modern") if name in first}
 
 
 def ablate(data: Path, folder: Path, seeds: int) -> None:
@@ -142,16 +150,19 @@ def ablate(data: Path, folder: Path, seeds: int) -> None:
         rows.append(Row(variant.name, losses, fast_losses))
         fast = f", at {FAST} times the rate {spread(fast_losses, 4)}" if fast_losses else ""
         print(f"  {variant.name:52} {spread(losses, 4)}{fast}", flush=True)
-    parameters = TrainConfig.unchecked(**ABLATION.keys, arch="modern").shape(257).parameters
-    facts = {"setup": asdict(ABLATION), "parameters": parameters, "rows": [asdict(row) for row in rows]}
+    facts = {
+        "setup": asdict(ABLATION),
+        "parameters": ABLATION.parameters("modern"),
+        "rows": [asdict(row) for row in rows],
+    }
     RESULTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     write_doc()
 
 
 def ablation_loss(data: Path, out: Path, seed: int, variant: Variant, rate: int) -> float:
     steps = ABLATION.steps
-    keys = ABLATION.keys | {"dataset": str(data), "out_dir": str(out), "seed": seed, "compile": False}
-    keys |= {"max_iters": steps, "eval_interval": steps, "log_interval": steps}
+    keys = ABLATION.keys | {"dataset": str(data), "out_dir": str(out), "seed": seed}
+    keys |= {"compile": False, "dtype": "float32", "max_iters": steps, "eval_interval": steps, "log_interval": steps}
     keys |= {**training_keys(steps), **variant.keys}
     keys["learning_rate"] *= rate
     result = train(TrainConfig(**keys))

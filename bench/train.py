@@ -97,7 +97,8 @@ def start(folder: Path, args: argparse.Namespace) -> None:
     """From the command to the first step's line."""
     data = folder / "data" / "start"
     write_tokens(data)
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    # Torch keeps compiled headers in the temporary folder, wherever the rest is.
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TMPDIR": str(folder)}
     keys = {**MODEL, "max_iters": 1, "warmup_iters": 0, "eval_iters": 1, "device": "cpu", "dataset": str(data)}
     print("start to first step:")
     for name, changes in (("without compile", {"compile": False}), ("compile", {}), ("compile again", {})):

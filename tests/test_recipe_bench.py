@@ -1,0 +1,74 @@
+"""bench/recipe.py's runs: what is read from nanoGPT's lines, and what is kept of finished runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+TRAIN_PY = """
+for step, loss in ((0, 9.0), (2, 5.0), (4, 4.0)):
+    print(f"step {step}: train loss {loss:.4f}, val loss {loss:.4f}")
+    print(f"iter {step}: loss {loss:.4f}, time 900.00ms, mfu 1.00%")
+    print(f"iter {step + 1}: loss {loss:.4f}, time 100.00ms, mfu 1.00%")
+"""
+
+
+@pytest.fixture
+def runs(repo: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(repo / "bench"))
+    return importlib.import_module("_recipe_runs")
+
+
+@pytest.fixture
+def setup(runs: ModuleType) -> Any:
+    return runs.Setup("tiny", "bytes", 1, 1, 8, 8, 2, steps=4, rates=(1e-3,), eval_iters=1)
+
+
+@pytest.fixture
+def nanogpt(tmp_path: Path) -> Path:
+    """Something that prints what nanoGPT's train.py prints."""
+    folder = tmp_path / "nanogpt"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN_PY)
+    (folder / "configurator.py").touch()
+    return folder
+
+
+def test_evaluations_are_kept_out_of_the_time_of_a_step(
+    runs: ModuleType, setup: Any, nanogpt: Path, tmp_path: Path
+) -> None:
+    curve = runs.Runner(tmp_path, tmp_path, nanogpt).nanogpt_curve(setup, 1e-3, 1, eval_interval=2)
+    assert curve.ms_per_step == 100
+    assert [point.val_loss for point in curve.points] == [9, 5, 4]
+    assert [point.tokens for point in curve.points] == [2 * i * setup.tokens_per_step for i in range(3)]
+
+
+def test_a_program_that_fails_ends_the_bench_with_its_words(
+    runs: ModuleType, setup: Any, nanogpt: Path, tmp_path: Path
+) -> None:
+    (nanogpt / "train.py").write_text("raise ValueError('no data')")
+    with pytest.raises(SystemExit, match="no data"):
+        runs.Runner(tmp_path, tmp_path, nanogpt).nanogpt_curve(setup, 1e-3, 1)
+
+
+def test_a_kept_run_is_not_run_again_and_a_torn_line_is(runs: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    curve = runs.Curve((runs.Point(0, 5.0), runs.Point(10, 4.0)), 12.0, 3.0)
+    assert runs.Kept(path).get("a", lambda: curve) == curve
+    with path.open("a") as file:
+        file.write(json.dumps({"run": "b", "curve": {}})[:-4])
+    kept = runs.Kept(path)
+    assert kept.get("a", lambda: pytest.fail("it was kept")) == curve
+    assert kept.get("b", lambda: curve) == curve
+
+
+def test_every_kept_curve_can_be_read(runs: ModuleType, repo: Path) -> None:
+    lines = (repo / "bench" / "recipe_runs.jsonl").read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert len({entry["run"] for entry in entries}) == len(entries)
+    assert all(runs.curve_of(entry["curve"]).final > 1 for entry in entries)
