@@ -24,7 +24,6 @@ class Comparison:
     rate: float  # nanoGPT's best
     theirs: list[Curve]
     ours: list[Curve]
-    dtype: str  # ours, as this machine's CPU has it; nanoGPT's is float32 on every CPU
     ms_per_step: dict[str, float]  # nanoGPT, our gpt2 path, modern: measured in turns
     other_seconds: dict[str, float]  # of nanoGPT's and modern's first start, with nothing compiled before
 
@@ -62,8 +61,9 @@ def report(found: Comparison) -> None:
     print(
         f"{setup.name}: {setup.n_layer} x {setup.n_embd}, {setup.tokenizer}, {setup.tokens_per_step:,} tokens per step"
     )
-    show_curve(f"nanoGPT, lr {found.rate:g}, the best of {len(setup.rates)}", found.theirs, setup, ms["nanoGPT"])
-    show_curve(f"modern, {found.dtype}, horizon 1/{OURS_SHARE}", found.ours, setup, ms["modern"])
+    best = f"lr {found.rate:g}, the best of {len(setup.rates)}"
+    show_curve(f"nanoGPT, {how(found.theirs)}, {best}", found.theirs, setup, ms["nanoGPT"])
+    show_curve(f"modern, {how(found.ours)}, horizon 1/{OURS_SHARE}", found.ours, setup, ms["modern"])
     if not found.is_reached:
         print(f"only {len(found.tokens_ratios)} of {len(found.ours)} modern runs reached {found.target:.4f}")
         return
@@ -92,6 +92,10 @@ def show_curve(name: str, curves: list[Curve], setup: Setup, ms_per_step: float)
         print(f"  {si(tokens):>8} tokens {seconds:8.1f} s  {spread([loss[tokens] for loss in losses], 4)}")
 
 
+def how(curves: list[Curve]) -> str:
+    return " or ".join(sorted({curve.how for curve in curves}))
+
+
 def spread(values: list[float], digits: int = 2) -> str:
     """Mean and range, e.g. 1.53 (1.51 to 1.55)."""
     middle = f"{statistics.fmean(values):.{digits}f}"
@@ -112,7 +116,7 @@ def read_found() -> list[Comparison]:
 def _comparison(entry: dict[str, Any]) -> Comparison:
     curves = {name: [curve_of(curve) for curve in entry[name]] for name in ("theirs", "ours")}
     setup = Setup(**{**entry["setup"], "rates": tuple(entry["setup"]["rates"])})
-    times = {name: entry[name] for name in ("dtype", "ms_per_step", "other_seconds")}
+    times = {name: entry[name] for name in ("ms_per_step", "other_seconds")}
     return Comparison(setup, entry["rate"], curves["theirs"], curves["ours"], **times)
 
 
@@ -131,8 +135,8 @@ def table(comparisons: list[Comparison]) -> list[str]:
         lines.append(
             f"| {setup.name}: {setup.n_layer} x {setup.n_embd}, {setup.tokenizer} "
             f"| {spread([c.final for c in found.theirs], 3)} after {tokens} tokens, lr {found.rate:g}, "
-            f"{si(setup.parameters('gpt2'))} parameters, {len(found.theirs)} seeds "
-            f"| {spread([c.final for c in found.ours], 3)} after 1/{OURS_SHARE} of them, {found.dtype}, "
+            f"{how(found.theirs)}, {si(setup.parameters('gpt2'))} parameters, {len(found.theirs)} seeds "
+            f"| {spread([c.final for c in found.ours], 3)} after 1/{OURS_SHARE} of them, {how(found.ours)}, "
             f"{si(setup.parameters('modern'))} parameters, {len(found.ours)} seeds "
             f"| {' | '.join(cells)} | {ms['modern'] / ms['gpt2']:.2f} |"
         )

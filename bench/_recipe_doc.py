@@ -93,18 +93,27 @@ def render(facts: dict[str, Any], comparisons: list[Comparison]) -> str:
 def _beside_nanogpt(comparisons: list[Comparison]) -> list[str]:
     if not comparisons:
         return []
-    about = (
-        "`python bench/recipe.py --nanogpt PATH --full`: nanoGPT's own train.py in float32 on a CPU at the best of "
+    what = (
+        "`python bench/recipe.py --nanogpt PATH --full`: nanoGPT's own train.py on a CPU at the best of "
         f"{len(comparisons[0].setup.rates)} learning rates, and `gptfit train --recipe modern` with the same data, "
         "tokenizer, layers, width and batch, "
         f"planned for 1/{OURS_SHARE} of the tokens, in the number format gptfit chooses for this CPU. The head of its own "
         "makes it more parameters, but no more FLOPs per token. Tokens and seconds: what the recipe needed for "
-        "nanoGPT's final validation loss. Seconds are steps times the time of a step, measured in turns: nanoGPT as it "
-        "ships for a CPU, without torch.compile, gptfit with it; no evaluations. With a first start: and the rest of "
-        "both commands, imports, the compilation on a machine that has compiled nothing yet, and gptfit's checkpoints "
-        "(nanoGPT's are in its steps)."
+        "nanoGPT's final validation loss."
     )
-    return ["## Beside stock nanoGPT", "", textwrap.fill(about, WIDTH), "", *table(comparisons), ""]
+    losses = (
+        "nanoGPT's loss is its last checkpoint's on the windows gptfit evaluates or, where it says so, as printed: the "
+        "mean over windows it draws anew each time. It is computed in float32, as nanoGPT ships for a CPU, or in "
+        "bfloat16, as nanoGPT does on a card; the same run at 30M ended at 4.0404 and 4.0430, on the same windows."
+    )
+    seconds = (
+        "Seconds are steps times the time of a step, measured in turns: nanoGPT as it ships for a CPU, in float32 "
+        "without torch.compile, gptfit with it; no evaluations. With a first start: and the rest of both commands, "
+        "imports, the compilation on a machine that has compiled nothing yet, and gptfit's checkpoints (nanoGPT's are in "
+        "its steps)."
+    )
+    paragraphs = [line for text in (what, losses, seconds) for line in (textwrap.fill(text, WIDTH), "")]
+    return ["## Beside stock nanoGPT", "", *paragraphs, *table(comparisons), ""]
 
 
 def _worth(rows: dict[str, Row], variant: Variant, is_fast: bool = False) -> float:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -71,6 +71,7 @@ class Curve:
     points: tuple[Point, ...]
     ms_per_step: float  # median; training alone: no evaluation, no checkpoint, no compilation
     other_seconds: float | None = None  # of the whole command: start, compilation, checkpoints
+    how: str = ""  # the number format of the losses, and "as printed" where nanoGPT's own evaluation is the last point
 
     @property
     def final(self) -> float:
@@ -115,6 +116,12 @@ def curve_of(facts: dict[str, Any]) -> Curve:
     return Curve(**{**facts, "points": tuple(Point(**point) for point in facts["points"])})
 
 
+def replaced(source: str, old: str, new: str) -> str:
+    if old not in source:
+        raise SystemExit(f"nanoGPT's train.py has no {old!r}; this bench knows the one of 2022 to 2025")
+    return source.replace(old, new)
+
+
 class Runner:
     """Starts programs on the same data."""
 
@@ -138,12 +145,36 @@ class Runner:
         place = str(self._new_folder("inductor"))
         self.environment |= {"TORCHINDUCTOR_CACHE_DIR": place, "TMPDIR": place}
 
-    def nanogpt_curve(self, setup: Setup, learning_rate: float, seed: int, **changes: Any) -> Curve:
-        """Its own train.py in float32, by default without the compiler, as it runs on a CPU; only its seed is replaced."""
-        assert self.nanogpt is not None
+    def nanogpt_losses(self, setup: Setup, learning_rate: float, seed: int, dtype: str, **changes: Any) -> Curve:
+        """Its own train.py to the end, its last checkpoint measured on the windows gptfit evaluates.
+
+        What it prints is the mean over a few windows drawn anew every time: at 30M, 0.1 up or down by chance.
+        """
         place = self._new_folder("nanogpt")
+        curve = self.nanogpt_curve(setup, learning_rate, seed, place, dtype, always_save_checkpoint=True, **changes)
+        last = replace(curve.points[-1], val_loss=self.loss_of(setup, place / "out" / "ckpt.pt"))
+        return replace(curve, points=(*curve.points[:-1], last), how=dtype)
+
+    def nanogpt_curve(
+        self,
+        setup: Setup,
+        learning_rate: float,
+        seed: int,
+        place: Path | None = None,
+        dtype: str = "float32",
+        **changes: Any,
+    ) -> Curve:
+        """What its own train.py prints, by default in float32 and without the compiler, as it runs on a CPU.
+
+        Its seed is replaced and, for another number format, the line that has it use one on a card only.
+        """
+        assert self.nanogpt is not None
+        place = place or self._new_folder("nanogpt")
         source = (self.nanogpt / "train.py").read_text(encoding="utf-8")
-        (place / "train.py").write_text(source.replace("manual_seed(1337 ", f"manual_seed({seed} "), encoding="utf-8")
+        source = replaced(source, "manual_seed(1337 ", f"manual_seed({seed} ")
+        if dtype != "float32":
+            source = replaced(source, "ctx = nullcontext() if device_type == 'cpu' else ", "ctx = ")
+        (place / "train.py").write_text(source, encoding="utf-8")
         (place / "configurator.py").write_bytes((self.nanogpt / "configurator.py").read_bytes())
         (place / "data").mkdir()
         (place / "data" / "bench").symlink_to(self.data.resolve())
@@ -160,6 +191,7 @@ class Runner:
             "log_interval": 1,
             "always_save_checkpoint": False,
             "compile": False,
+            "dtype": dtype,
         }
         keys |= changes
         words = [sys.executable, str(place / "train.py"), *(f"--{key}={value}" for key, value in keys.items())]
@@ -168,7 +200,8 @@ class Runner:
         # nanoGPT counts an evaluation into the iteration that follows it.
         clean = [ms for step, ms in times if step % keys["eval_interval"]]
         points = tuple(Point(int(step) * setup.tokens_per_step, float(loss)) for step, loss in EVAL_LINE.findall(text))
-        return Curve(points, statistics.median(clean), seconds - sum(ms for _, ms in times) / 1000)
+        other_seconds = seconds - sum(ms for _, ms in times) / 1000
+        return Curve(points, statistics.median(clean), other_seconds, f"{dtype}, as printed")
 
     def gptfit_curve(self, setup: Setup, seed: int, **changes: Any) -> Curve:
         """`gptfit train` with the setup's model and batch; `changes` are more keys."""
@@ -183,8 +216,17 @@ class Runner:
             raise SystemExit(f"{' '.join(words)}\nwas stopped")
         points = tuple(Point(e["tokens"], e["val_loss"]) for e in log.evals)
         times = [step["ms"] for step in log.steps]
-        evals = sum(e["ms"] for e in log.evals)
-        return Curve(points, statistics.median(times), seconds - (sum(times) + evals) / 1000)
+        other_seconds = seconds - (sum(times) + sum(e["ms"] for e in log.evals)) / 1000
+        return Curve(points, statistics.median(times), other_seconds, log.header["device"]["dtype"])
+
+    def loss_of(self, setup: Setup, checkpoint: Path) -> float:
+        """Of nanoGPT's checkpoint, on the windows that every run of ours with this setup evaluates."""
+        place = self._new_folder("measured")
+        keys = setup.keys | {"dataset": self.data, "out_dir": place / "out", "init_from": checkpoint.resolve()}
+        options = [f"--{key}={value}" for key, value in keys.items()]
+        words = [sys.executable, "-m", "gptfit", "train", *options, "--eval_only=True", "--compile=False"]
+        self._run(words, place, {"PYTHONPATH": str(REPO)})
+        return float(read_run(place / "out" / "run.jsonl").evals[-1]["val_loss"])
 
     def _new_folder(self, program: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"{program}-", dir=self.folder))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 TRAIN_PY = """
+# torch.manual_seed(1337 + seed_offset)
 for step, loss in ((0, 9.0), (2, 5.0), (4, 4.0)):
     print(f"step {step}: train loss {loss:.4f}, val loss {loss:.4f}")
     print(f"iter {step}: loss {loss:.4f}, time 900.00ms, mfu 1.00%")
@@ -51,8 +52,17 @@ def test_evaluations_are_kept_out_of_the_time_of_a_step(
 def test_a_program_that_fails_ends_the_bench_with_its_words(
     runs: ModuleType, setup: Any, nanogpt: Path, tmp_path: Path
 ) -> None:
-    (nanogpt / "train.py").write_text("raise ValueError('no data')")
+    (nanogpt / "train.py").write_text(f"{TRAIN_PY}raise ValueError('no data')")
     with pytest.raises(SystemExit, match="no data"):
+        runs.Runner(tmp_path, tmp_path, nanogpt).nanogpt_curve(setup, 1e-3, 1)
+
+
+def test_a_train_py_whose_seed_cannot_be_replaced_is_not_run(
+    runs: ModuleType, setup: Any, nanogpt: Path, tmp_path: Path
+) -> None:
+    """Three seeds would be one."""
+    (nanogpt / "train.py").write_text("print('step 0: train loss 9.0, val loss 9.0')")
+    with pytest.raises(SystemExit, match="manual_seed"):
         runs.Runner(tmp_path, tmp_path, nanogpt).nanogpt_curve(setup, 1e-3, 1)
 
 

@@ -1,13 +1,17 @@
-"""bench/recipe.py's comparison: which of nanoGPT's rates is taken, and what a failing run does."""
+"""bench/recipe.py's comparison: which of nanoGPT's rates is taken, its loss on our windows, what a failing run does."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from gptfit.config import TrainConfig
+from gptfit.run.train import train
 
 FINAL = {4e-3: 4.4, 2e-3: 4.0, 1e-3: 4.2, 5e-4: 4.3}
 
@@ -30,7 +34,7 @@ class FakeRunner:
     def sharing_cores(self, jobs: int) -> FakeRunner:
         return self
 
-    def nanogpt_curve(self, setup: Any, rate: float, seed: int, compile: bool) -> Any:
+    def nanogpt_losses(self, setup: Any, rate: float, seed: int, dtype: str, compile: bool) -> Any:
         self.ran.append(("nanoGPT", rate, seed))
         return self.curve(setup.tokens, FINAL[rate] + seed / 100)
 
@@ -66,3 +70,27 @@ def test_the_best_of_all_rates_is_taken_for_every_seed(bench: ModuleType, jobs: 
 def test_a_run_that_was_stopped_ends_the_bench(bench: ModuleType) -> None:
     with pytest.raises(SystemExit, match="was stopped"):
         compare(bench, FakeRunner(bench, failing_seed=2), jobs=2)
+
+
+def test_nanogpts_last_checkpoint_is_measured_on_our_windows(
+    bench: ModuleType, small_config: Callable[..., TrainConfig], token_folder: Path, tmp_path: Path
+) -> None:
+    """A run of ours stands for nanoGPT's: its loss is known, and what is printed is another one."""
+    config = small_config(gradient_accumulation_steps=1)
+    known = train(config).val_loss
+    nanogpt = tmp_path / "nanogpt"
+    nanogpt.mkdir()
+    (nanogpt / "configurator.py").touch()
+    (nanogpt / "train.py").write_text(
+        "import os, shutil  # torch.manual_seed(1337 + seed_offset); ctx = nullcontext() if device_type == 'cpu' else 0\n"
+        "os.mkdir('out')\n"
+        f"shutil.copy({str(Path(config.out_dir) / 'ckpt.pt')!r}, 'out')\n"
+        "print('step 0: train loss 9.0, val loss 9.0\\niter 1: loss 9.0, time 1.0ms')\n"
+        "print('step 16: train loss 8.0, val loss 8.0')\n"
+    )
+    runner = importlib.import_module("_recipe_runs").Runner(tmp_path, token_folder, nanogpt)
+    setup = bench.Setup("tiny", "bytes", 2, 2, 32, 16, 4, steps=16, rates=(1e-2,), eval_iters=2)
+    curve = runner.nanogpt_losses(setup, 1e-2, 1, "bfloat16")
+    assert curve.how == "bfloat16"
+    assert curve.points[0].val_loss == 9
+    assert curve.final == pytest.approx(known, abs=0.02)  # in the number format of this CPU
