@@ -70,8 +70,8 @@ class Point:
 class Curve:
     points: tuple[Point, ...]
     ms_per_step: float  # median; training alone: no evaluation, no checkpoint, no compilation
+    how: str  # the number format it was trained in, and "as printed" where the last point is nanoGPT's own evaluation
     other_seconds: float | None = None  # of the whole command: start, compilation, checkpoints
-    how: str = ""  # the number format of the losses, and "as printed" where nanoGPT's own evaluation is the last point
 
     @property
     def final(self) -> float:
@@ -103,7 +103,7 @@ class Kept:
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"run": run, "curve": asdict(curve)}) + "\n")
             self._curves[run] = curve
-        print(f"  {run}: {curve.final:.4f}, {curve.ms_per_step:.0f} ms per step", flush=True)
+        print(f"  {run}: {curve.final:.4f}, {curve.how}, {curve.ms_per_step:.0f} ms per step", flush=True)
         return curve
 
 
@@ -118,7 +118,7 @@ def curve_of(facts: dict[str, Any]) -> Curve:
 
 def replaced(source: str, old: str, new: str) -> str:
     if old not in source:
-        raise SystemExit(f"nanoGPT's train.py has no {old!r}; this bench knows the one of 2022 to 2025")
+        raise SystemExit(f"nanoGPT's train.py has no {old!r}; this bench knows the one of 2023 and later")
     return source.replace(old, new)
 
 
@@ -151,8 +151,11 @@ class Runner:
         What it prints is the mean over a few windows drawn anew every time: at 30M, 0.1 up or down by chance.
         """
         place = self._new_folder("nanogpt")
-        curve = self.nanogpt_curve(setup, learning_rate, seed, place, dtype, always_save_checkpoint=True, **changes)
-        last = replace(curve.points[-1], val_loss=self.loss_of(setup, place / "out" / "ckpt.pt"))
+        keys = changes | {"always_save_checkpoint": True}  # otherwise it would be the best that was printed
+        curve = self.nanogpt_curve(setup, learning_rate, seed, place=place, dtype=dtype, **keys)
+        checkpoint = place / "out" / "ckpt.pt"
+        last = replace(curve.points[-1], val_loss=self.measured_loss(setup, checkpoint))
+        checkpoint.unlink()
         return replace(curve, points=(*curve.points[:-1], last), how=dtype)
 
     def nanogpt_curve(
@@ -160,6 +163,7 @@ class Runner:
         setup: Setup,
         learning_rate: float,
         seed: int,
+        *,
         place: Path | None = None,
         dtype: str = "float32",
         **changes: Any,
@@ -201,7 +205,7 @@ class Runner:
         clean = [ms for step, ms in times if step % keys["eval_interval"]]
         points = tuple(Point(int(step) * setup.tokens_per_step, float(loss)) for step, loss in EVAL_LINE.findall(text))
         other_seconds = seconds - sum(ms for _, ms in times) / 1000
-        return Curve(points, statistics.median(clean), other_seconds, f"{dtype}, as printed")
+        return Curve(points, statistics.median(clean), f"{dtype}, as printed", other_seconds)
 
     def gptfit_curve(self, setup: Setup, seed: int, **changes: Any) -> Curve:
         """`gptfit train` with the setup's model and batch; `changes` are more keys."""
@@ -217,10 +221,10 @@ class Runner:
         points = tuple(Point(e["tokens"], e["val_loss"]) for e in log.evals)
         times = [step["ms"] for step in log.steps]
         other_seconds = seconds - (sum(times) + sum(e["ms"] for e in log.evals)) / 1000
-        return Curve(points, statistics.median(times), other_seconds, log.header["device"]["dtype"])
+        return Curve(points, statistics.median(times), log.header["device"]["dtype"], other_seconds)
 
-    def loss_of(self, setup: Setup, checkpoint: Path) -> float:
-        """Of nanoGPT's checkpoint, on the windows that every run of ours with this setup evaluates."""
+    def measured_loss(self, setup: Setup, checkpoint: Path) -> float:
+        """Of nanoGPT's checkpoint, as every run of ours evaluates: its windows, the number format of this CPU."""
         place = self._new_folder("measured")
         keys = setup.keys | {"dataset": self.data, "out_dir": place / "out", "init_from": checkpoint.resolve()}
         options = [f"--{key}={value}" for key, value in keys.items()]

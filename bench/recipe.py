@@ -95,9 +95,9 @@ def compare(
 ) -> Comparison:
     """nanoGPT at three rates with the first seed, at the best of them with the others; ours with every seed.
 
-    Losses depend neither on the compiler nor on what else the machine does, and hardly on the number format: nanoGPT at
-    30M with lr 1e-3 and seed 1 prints 4.0404 in float32 and 4.0430 in bfloat16, on the same windows. Times do depend on
-    all of these: they are measured apart, in turns, nanoGPT's in float32 without the compiler.
+    Losses depend neither on the compiler nor on what else the machine does, and so little on the number format (the doc
+    has one run in both) that a kept run of nanoGPT may be of either. Times do depend on all of these: they are measured
+    apart, in turns, nanoGPT's in float32 without the compiler.
     """
     sharing, dtype = runner.sharing_cores(jobs), find_device(TrainConfig(device="cpu")).dtype
     steps = setup.steps // OURS_SHARE

@@ -68,7 +68,7 @@ def test_a_train_py_whose_seed_cannot_be_replaced_is_not_run(
 
 def test_a_kept_run_is_not_run_again_and_a_torn_line_is(runs: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
-    curve = runs.Curve((runs.Point(0, 5.0), runs.Point(10, 4.0)), 12.0, 3.0)
+    curve = runs.Curve((runs.Point(0, 5.0), runs.Point(10, 4.0)), 12.0, "float32", 3.0)
     assert runs.Kept(path).get("a", lambda: curve) == curve
     with path.open("a") as file:
         file.write(json.dumps({"run": "b", "curve": {}})[:-4])

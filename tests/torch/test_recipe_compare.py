@@ -46,7 +46,7 @@ class FakeRunner:
 
     def curve(self, tokens: int, loss: float) -> Any:
         runs = importlib.import_module("_recipe_runs")
-        return runs.Curve((runs.Point(0, 9.0), runs.Point(tokens, loss)), 1.0)
+        return runs.Curve((runs.Point(0, 9.0), runs.Point(tokens, loss)), 1.0, "float32")
 
 
 def compare(bench: ModuleType, runner: FakeRunner, jobs: int) -> Any:
@@ -72,25 +72,33 @@ def test_a_run_that_was_stopped_ends_the_bench(bench: ModuleType) -> None:
         compare(bench, FakeRunner(bench, failing_seed=2), jobs=2)
 
 
-def test_nanogpts_last_checkpoint_is_measured_on_our_windows(
+TRAIN_PY = """
+import os, shutil, sys
+assert "--always_save_checkpoint=True" in sys.argv and "--dtype=bfloat16" in sys.argv
+torch_manual_seed = lambda seed: seed
+assert torch_manual_seed(1337 + 0) == 7
+device_type = 'cpu'
+ctx = nullcontext() if device_type == 'cpu' else 'the number format of a card'
+assert ctx == 'the number format of a card'
+os.mkdir("out")
+shutil.copy(CHECKPOINT, "out")
+print("step 0: train loss 9.0, val loss 9.0\\niter 1: loss 9.0, time 1.0ms\\nstep 16: train loss 8.0, val loss 8.0")
+"""
+
+
+def test_nanogpts_last_checkpoint_is_measured_as_our_runs_are(
     bench: ModuleType, small_config: Callable[..., TrainConfig], token_folder: Path, tmp_path: Path
 ) -> None:
     """A run of ours stands for nanoGPT's: its loss is known, and what is printed is another one."""
-    config = small_config(gradient_accumulation_steps=1)
+    config = small_config(gradient_accumulation_steps=1, dtype="auto")
     known = train(config).val_loss
     nanogpt = tmp_path / "nanogpt"
     nanogpt.mkdir()
     (nanogpt / "configurator.py").touch()
-    (nanogpt / "train.py").write_text(
-        "import os, shutil  # torch.manual_seed(1337 + seed_offset); ctx = nullcontext() if device_type == 'cpu' else 0\n"
-        "os.mkdir('out')\n"
-        f"shutil.copy({str(Path(config.out_dir) / 'ckpt.pt')!r}, 'out')\n"
-        "print('step 0: train loss 9.0, val loss 9.0\\niter 1: loss 9.0, time 1.0ms')\n"
-        "print('step 16: train loss 8.0, val loss 8.0')\n"
-    )
+    (nanogpt / "train.py").write_text(TRAIN_PY.replace("CHECKPOINT", repr(str(Path(config.out_dir) / "ckpt.pt"))))
     runner = importlib.import_module("_recipe_runs").Runner(tmp_path, token_folder, nanogpt)
     setup = bench.Setup("tiny", "bytes", 2, 2, 32, 16, 4, steps=16, rates=(1e-2,), eval_iters=2)
-    curve = runner.nanogpt_losses(setup, 1e-2, 1, "bfloat16")
+    curve = runner.nanogpt_losses(setup, 1e-2, seed=7, dtype="bfloat16")
     assert curve.how == "bfloat16"
     assert curve.points[0].val_loss == 9
-    assert curve.final == pytest.approx(known, abs=0.02)  # in the number format of this CPU
+    assert curve.final == pytest.approx(known, abs=1e-5)
