@@ -17,7 +17,6 @@ test: $(VENV)/.installed-dev
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/python tools/readme_map.py
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/run_all.py

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gptfit.gpus import GPU, find_or_none
@@ -38,8 +38,8 @@ MPT_VOCAB = 50368
 # Rows whose own notes say that something other than the card and the setting decided the number.
 SPOILT = {
     "h100nvl": "power-capped or throttled host, slower than the PCIe card",
-    "250w": "power limit lowered",
-    "200w": "power limit lowered",
+    "2x250w": "power limit lowered: says by how much the other rows at 250 W are slower",
+    "4x200w-d12": "power limit lowered: says by how much the other rows at 200 W are slower",
     "eager-det": "deterministic kernels",
     "nanogpt-a6000-shakespeare": "10M characters model, bound by logging; outside 30M to 1.5B",
     "opt-shampoo": "optimizer unknown to gptfit",
@@ -51,6 +51,9 @@ SPOILT = {
     "autoresearch": "sliding-window attention",
     "probe": "a single cold micro-step, timed once",
 }
+# Cards whose owner lowered the power limit: slower than the data sheet by what the same source measured for one setting.
+AT_250_WATTS = 111874 / 100242  # nanochat-3090-2x350w-d12-b4 / 2x250w
+SLOWED = {"250w": AT_250_WATTS, "200w": AT_250_WATTS * 178255 / 151761}  # 4x250w-d12-b16 / 4x200w
 
 
 @dataclass(frozen=True)
@@ -162,15 +165,17 @@ def _row(record: dict[str, str]) -> Row | str:
         processes=int(float(record["n_gpus"] or 1)),
         dtype=DTYPES.get(record["dtype"], "bfloat16"),
         compile=compile_ == "yes",
+        parallel="fsdp" if "FSDP" in record["codebase"] else "ddp",
         optimizer="muon" if "Muon" in record["optimizer"] else "adamw",
         muon_rounds=5,
         flash="naive" not in record["attention"],
     )
     memory = float(record["peak_vram_mib"]) if record["peak_vram_mib"] else None
+    slower = next((ratio for part, ratio in SLOWED.items() if part in record["id"]), 1.0)
     return Row(
         id=record["id"],
         source=re.split(r"[-]", record["id"])[0],
-        gpu=gpu,
+        gpu=slowed(gpu, slower) if slower > 1 else gpu,
         setting=setting,
         tokens_per_s=float(record["tokens_per_s"]) if record["tokens_per_s"] else None,
         memory_mib=memory,
@@ -178,6 +183,12 @@ def _row(record: dict[str, str]) -> Row | str:
         verdict=_verdict(record),
         quality=record["quality"],
     )
+
+
+def slowed(gpu: GPU, ratio: float) -> GPU:
+    """The card with every rate divided by `ratio`; its links are as fast as before."""
+    rates = ("bf16_tflops", "fp32_tflops", "tf32_tflops", "bandwidth_gbs")
+    return replace(gpu, **{name: rate / ratio for name in rates if (rate := getattr(gpu, name))})
 
 
 def _shape(record: dict[str, str]) -> ModelShape | None:

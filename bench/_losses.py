@@ -10,6 +10,8 @@ from gptfit.estimate import Estimate
 from gptfit.plan import loss
 
 LOSSES = Path(__file__).resolve().parent.parent / "tests" / "losses.csv"
+NANOCHAT = LOSSES.with_name("losses_nanochat.csv")  # one recipe, with value tables
+NANOCHAT_WIDTHS = {"d12": 768, "d20": 1280}
 
 # Points that are no run of a known recipe: zero-shot evaluations, disputed counts, bugs, extra embedding tables.
 UNUSABLE = ("zero-shot", "reproduction (blog)", "locuslab", "speedrun", "modded Muon", "@400k", "May 2024", "FGPT")
@@ -33,10 +35,11 @@ class Point:
     use: str
     arch: str
     optimizer: str
+    value_tables: int = 0
 
     @property
     def modern(self) -> bool:
-        return self.name in MODERN
+        return self.name in MODERN or bool(self.value_tables)
 
     @property
     def scored(self) -> bool:
@@ -50,7 +53,13 @@ class Point:
     @property
     def predicted(self) -> Estimate:
         answer = loss.predict(
-            round(self.parameters), self.tokens, self.unique_tokens, self.dataset, self.arch, self.optimizer
+            round(self.parameters),
+            self.tokens,
+            self.unique_tokens,
+            self.dataset,
+            self.arch,
+            self.optimizer,
+            value_tables=self.value_tables,
         )
         assert answer is not None
         return answer.loss
@@ -61,8 +70,9 @@ class Point:
 
     @property
     def law_error(self) -> float:
-        value = loss.token_value(self.arch, self.optimizer)
-        return self.val_loss - loss.law_loss(self.parameters, self.tokens, self.unique_tokens, value)
+        counted, worth = loss.tables_effect(self.parameters, self.value_tables)
+        value = loss.token_value(self.arch, self.optimizer) * worth
+        return self.val_loss - loss.law_loss(self.parameters + counted, self.tokens, self.unique_tokens, value)
 
     @property
     def inside_left_out(self) -> bool:
@@ -101,4 +111,18 @@ def read(path: Path = LOSSES) -> list[Point]:
                     optimizer=optimizer,
                 )
             )
+    return points
+
+
+def read_nanochat(path: Path = NANOCHAT) -> list[Point]:
+    """All of one recipe: what is neither tied weights nor the one untied embedding is value tables."""
+    points = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            tokens, parameters = float(row["tokens_seen"]), float(row["params_tied_equiv"])
+            embedding = 50_304 * NANOCHAT_WIDTHS[row["name"].split()[1]]
+            tables = round(float(row["params_total"]) - parameters - embedding)
+            kind, val_loss = loss.dataset_kind(row["dataset"]), float(row["val_loss_nats"])
+            given = (row["name"], row["dataset"], kind, row["tokenizer"], parameters, tokens, tokens, val_loss)
+            points.append(Point(*given, use=row["use_in_fit"], arch="modern", optimizer="muon", value_tables=tables))
     return points

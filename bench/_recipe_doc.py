@@ -8,7 +8,9 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from _recipe_compare import OURS_SHARE, Comparison, read_found, table
+from _recipe_compare import Comparison, read_found, table
+from _recipe_epochs import epoch_lines
+from _recipe_groups import group_lines
 from _recipe_runs import REPO, Setup
 
 RESULTS = REPO / "bench" / "recipe_results.json"
@@ -87,6 +89,7 @@ def render(facts: dict[str, Any], comparisons: list[Comparison]) -> str:
         nothing = f"Worth nothing that can be seen at the recipe's rate: {'; '.join(small)}. {KEPT}"
         lines += [textwrap.fill(nothing, WIDTH), ""]
     lines += ["Left out of the default, each one key away:", "", *_table("the recipe", added, rows), "", *CAVEATS]
+    lines += [*SECOND_EDITION, *group_lines(), "", *COSTS, *MANY_EPOCHS, *epoch_lines(), ""]
     return "\n".join(lines)
 
 
@@ -97,7 +100,7 @@ def _beside_nanogpt(comparisons: list[Comparison]) -> list[str]:
         "`python bench/recipe.py --nanogpt PATH --full`: nanoGPT's own train.py on a CPU at the best of "
         f"{len(comparisons[0].setup.rates)} learning rates, and `gptfit train --recipe modern` with the same data, "
         "tokenizer, layers, width and batch, "
-        f"planned for 1/{OURS_SHARE} of the tokens, in the number format gptfit chooses for this CPU. The head of its own "
+        "planned for the part of the tokens that is given, in the number format gptfit chooses for this CPU. The head of its own "
         "makes it more parameters, but no more FLOPs per token. Tokens and seconds: what the recipe needed for "
         "nanoGPT's final validation loss."
     )
@@ -154,11 +157,59 @@ INTRODUCTION = [
     "| `value_residual` | `False` | a learned share of the embedding in every layer's values |",
     "| `layer_scalars` | `False` | learned scales of the stream and of the embedding before every layer |",
     "| `logit_softcap` | `0` | bends logits smoothly into plus or minus this |",
+    "| `value_embeddings` | `none` | in every second layer's values, gated: `tables` of the vocabulary, or `projections` |",
+    "| `bigram` | `False` | a hashed table of token pairs, 5 rows per entry of the vocabulary, a quarter of the width |",
+    "| `qk_scale` | `1` | of normalised queries and keys |",
+    "| `mlp_init` | `1` | size of the MLP's first matrix at first |",
+    "| `backout` | `False` | takes a learned share of the stream at half the depth off its end |",
+    "| `smear_gate` | `False` | each token says how much of the one before it wants |",
+    "",
+    "And of Muon: `normuon`, `cautious_decay`, `momentum_start`, `momentum_end`, `embedding_beta2`; of the data:",
+    "`shuffle_documents`. The residual scale's rate is 0.005 and the embedding share's 0.5 with beta1 0.96 (nanochat).",
     "",
     "`wsd` keeps the rate constant and decays it to zero over the last part (`decay_fraction`) of the run. The checkpoint",
     "at the start of the decay is kept as `before-decay.pt`: `gptfit train --init_from=resume --out_dir=... --max_iters=N",
     "--lr_decay_iters=N` with a larger N goes on from there, as if the run had been meant to be that long; the shorter",
     "run's model stays as `finished-STEP.pt`.",
+    "",
+]
+SECOND_EDITION = [
+    "## The second edition, by group",
+    "",
+    "`python bench/recipe.py --groups`: 6 x 256 with a vocabulary of 4,096 learned from the web files (18.5M tokens),",
+    "bfloat16, one core each. All groups at once, then each group added to those kept before; kept where the mean gain of",
+    "3 seeds is larger than the spread of the runs it is added to. Curves are kept in `bench/recipe_groups.jsonl`, and the",
+    "bench goes on from them: a row that is not here has not been run at that length yet.",
+]
+COSTS = [
+    "What they cost beside the blocks, per update of any number of tokens:",
+    "",
+    "| group | memory | per token | per update |",
+    "|---|---|---|---|",
+    "| value tables | 16 bytes x vocabulary x width x half the layers | a look-up, a gate per head | AdamW on the tables |",
+    "| bigram table | 16 bytes x 5 vocabularies x a quarter of the width | a look-up | AdamW on the table |",
+    "| second round | nothing | a multiplication per channel for smear and backout | a comparison per weight |",
+    "| NorMuon | a number per row | nothing | two passes over the matrices |",
+    "| scalars | nothing | two multiplications per channel and layer | nothing |",
+    "",
+    "The recipe takes tables where they are at most 64M weights (1 GiB with their gradients and state), the bigram table",
+    "below 150M parameters, and neither beyond 4 epochs, where value embeddings are projections of the embedding. Tables",
+    "are parameters that cost no FLOPs: two models with the same blocks differ by all of them in their parameter counts.",
+    "",
+    "Not built: EMA-Nesterov (modded-nanogpt's record 39: an average over 100 updates, from update 500 to 2,400 of 3,125;",
+    "it needs the gradient at other weights than those evaluated) and an average of the weights at the tail, which a rate",
+    "that decays to zero makes already. Built but not in the recipe, because not measured yet: a batch that grows",
+    "(`grow_batch_iters`).",
+    "",
+]
+MANY_EPOCHS = [
+    "## Many epochs",
+    "",
+    "When a run sees its data more than 3 times, the recipe says so and sets `weight_decay` to 0.05 per epoch (at most 1.6),",
+    "`dropout` to 0.1, and `shuffle_documents`, which reads the documents in another order every epoch. The values are",
+    "those of qlabs' slowrun (100M tokens, 12 epochs: weight decay 1.6, dropout 0.1), scaled down for fewer epochs.",
+    "`python bench/recipe.py --epochs 1M`: the recipe as for data seen once beside the preset, on web pages with a vocabulary of",
+    "4,096; losses on documents that training never sees.",
     "",
 ]
 KEPT = (

@@ -17,8 +17,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from gptfit.config import TrainConfig
-from gptfit.runlog import read_run
+from gptfit.config.keys import TrainConfig
+from gptfit.config.recipe import second_edition
+from gptfit.logs.runlog import read_run
+from gptfit.shape import ModelShape
 
 REPO = Path(__file__).resolve().parent.parent
 EVAL_LINE = re.compile(r"^step (\d+): train loss [\d.]+, val loss ([\d.]+)", re.MULTILINE)
@@ -41,6 +43,11 @@ class Setup:
     steps: int  # of nanoGPT
     rates: tuple[float, ...]  # nanoGPT's best of these is what we compare with
     eval_iters: int
+    share: float = 4.0  # our horizon is nanoGPT's tokens over this
+
+    @property
+    def our_steps(self) -> int:
+        return round(self.steps / self.share)
 
     @property
     def tokens_per_step(self) -> int:
@@ -56,8 +63,16 @@ class Setup:
         names = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "eval_iters")
         return {name: getattr(self, name) for name in names} | {"gradient_accumulation_steps": 1, "device": "cpu"}
 
-    def parameters(self, arch: str) -> int:
-        return TrainConfig.unchecked(**self.keys, arch=arch).shape(VOCABULARY[self.tokenizer]).parameters
+    def parameters(self, arch: str, edition: int = 1) -> int:
+        return self.shape(arch, **(self.edition_keys if edition == 2 else {})).parameters
+
+    def shape(self, arch: str, **keys: Any) -> ModelShape:
+        return TrainConfig.unchecked(**self.keys, **keys, arch=arch).shape(VOCABULARY[self.tokenizer])
+
+    @property
+    def edition_keys(self) -> dict[str, Any]:
+        """What the second edition sets for this model."""
+        return second_edition(self.shape("modern"))
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,9 @@ class Kept:
         if path and path.exists():
             os.truncate(path, sum(len(line.encode()) + 1 for line in lines))
         self._curves = {entry["run"]: curve_of(entry["curve"]) for entry in map(json.loads, lines)}
+
+    def find(self, run: str) -> Curve | None:
+        return self._curves.get(run)
 
     def get(self, run: str, make: Callable[[], Curve]) -> Curve:
         curve = self._curves.get(run) or make()
@@ -216,12 +234,14 @@ class Runner:
         words = [sys.executable, "-m", "gptfit", "train", "--recipe", recipe, *options]
         _, seconds = self._run(words, place, {"PYTHONPATH": str(REPO)})
         log = read_run(place / "out" / "run.jsonl")
-        if not log.end or log.end.get("reason") != "max_iters":
+        if not log.end or log.end.reason != "max_iters":
             raise SystemExit(f"{' '.join(words)}\nwas stopped")
-        points = tuple(Point(e["tokens"], e["val_loss"]) for e in log.evals)
-        times = [step["ms"] for step in log.steps]
-        other_seconds = seconds - (sum(times) + sum(e["ms"] for e in log.evals)) / 1000
-        return Curve(points, statistics.median(times), log.header["device"]["dtype"], other_seconds)
+        points = tuple(
+            Point(int(e.tokens), e.val_loss) for e in log.evals if e.tokens is not None and e.val_loss is not None
+        )
+        times = [step.ms for step in log.steps]
+        other_seconds = seconds - (sum(times) + sum(e.ms or 0.0 for e in log.evals)) / 1000
+        return Curve(points, statistics.median(times), log.header.device.dtype, other_seconds)
 
     def measured_loss(self, setup: Setup, checkpoint: Path) -> float:
         """Of nanoGPT's checkpoint, as every run of ours evaluates: its windows, the number format of this CPU."""
@@ -230,7 +250,7 @@ class Runner:
         options = [f"--{key}={value}" for key, value in keys.items()]
         words = [sys.executable, "-m", "gptfit", "train", *options, "--eval_only=True", "--compile=False"]
         self._run(words, place, {"PYTHONPATH": str(REPO)})
-        return float(read_run(place / "out" / "run.jsonl").evals[-1]["val_loss"])
+        return float(read_run(place / "out" / "run.jsonl").evals[-1].val_loss)
 
     def _new_folder(self, program: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"{program}-", dir=self.folder))

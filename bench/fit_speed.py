@@ -20,7 +20,7 @@ from pathlib import Path
 import _facts as facts
 from scipy.optimize import least_squares
 
-from gptfit.plan import rates, speed
+from gptfit.plan import link, rates, speed
 
 OUT = Path(__file__).resolve().parent / "cross_validation.json"
 
@@ -37,6 +37,9 @@ PRIORS = [
     ("speed.logit_bytes_eager", 22.0, 0.4),
     ("speed.score_bytes", 40.0, 0.5),
     ("speed.score_bytes_eager", 130.0, 0.5),
+    ("speed.flash_rate", 0.7, 0.3),
+    ("link.geforce_gbs", 3.0, 1.0),
+    ("link.nvlink_gbs", 100.0, 1.0),
 ]
 FITTED_KINDS = ("GeForce", "other NVIDIA", "eager", "naive attention")
 ROBUST = 0.10  # residuals beyond 10 % count linearly: a throttled host must not bend the model
@@ -52,28 +55,33 @@ def main() -> int:
     result = {
         "by GPU family": _cross_validate(used, lambda row: row.family),
         "by source": _cross_validate(used, lambda row: row.source),
+        "by row, several GPUs": _cross_validate(used, lambda row: row.id, lambda row: row.setting.processes > 1),
         "fitted": {row.id: error(vector, row) for row in used},
     }
     for name, errors in result.items():
         print(name)
         for line in summary(used, errors):
             print("  " + line)
+    result = {**json.loads(OUT.read_text(encoding="utf-8")), **result}  # bench/fit_memory.py's part stays
     OUT.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return 0
 
 
-def constants(vector: list[float]) -> tuple[speed.Constants, rates.Constants]:
-    of_rates, of_speed = {}, {}
+def constants(vector: list[float]) -> tuple[speed.Constants, rates.RateConstants, link.LinkConstants]:
+    found: dict[str, dict[str, float]] = {"speed": {}, "rates": {}, "link": {}}
     for (name, _, _), value in zip(PRIORS, vector, strict=True):
         kind, _, field = name.partition(".")
-        (of_rates if kind == "rates" else of_speed)[field] = float(value)
-    return replace(speed.FITTED, **of_speed), replace(rates.FITTED, **of_rates)
+        found[kind][field] = float(value)
+    return (
+        replace(speed.FITTED, **found["speed"]),
+        replace(rates.FITTED, **found["rates"]),
+        replace(link.FITTED, **found["link"]),
+    )
 
 
 def error(vector: list[float], row: facts.Row) -> float:
     """Relative error of tokens/s: +0.1 is predicted ten per cent too fast."""
-    of_speed, of_rates = constants(vector)
-    predicted = speed.predict(row.setting, row.gpu, constants=of_speed, rate_constants=of_rates)
+    predicted = speed.predict(row.setting, row.gpu, None, *constants(vector))
     assert predicted is not None
     assert row.tokens_per_s is not None
     return predicted.tokens_per_s.value / row.tokens_per_s - 1
@@ -96,9 +104,12 @@ def fit(rows: list[facts.Row]) -> list[float]:
     return [math.exp(log) for log in found.x]
 
 
-def _cross_validate(rows: list[facts.Row], group: Callable[[facts.Row], str]) -> dict[str, float]:
+def _cross_validate(
+    rows: list[facts.Row], group: Callable[[facts.Row], str], chosen: Callable[[facts.Row], bool] = lambda _: True
+) -> dict[str, float]:
+    """The error of the chosen rows, each by constants fitted without its group."""
     errors = {}
-    for name in sorted({group(row) for row in rows}):
+    for name in sorted({group(row) for row in rows if chosen(row)}):
         vector = fit([row for row in rows if group(row) != name])
         errors.update({row.id: error(vector, row) for row in rows if group(row) == name})
     return errors
@@ -107,7 +118,7 @@ def _cross_validate(rows: list[facts.Row], group: Callable[[facts.Row], str]) ->
 def summary(rows: list[facts.Row], errors: dict[str, float]) -> list[str]:
     lines = []
     for kind in FITTED_KINDS:
-        sizes = sorted(abs(errors[row.id]) for row in rows if row.kind == kind)
+        sizes = sorted(abs(errors[row.id]) for row in rows if row.kind == kind and row.id in errors)
         if sizes:
             nine_tenths = sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)]
             lines.append(

@@ -4,6 +4,8 @@ python bench/recipe.py                           the step time of both recipes i
 python bench/recipe.py --nanogpt PATH            and one small model, minutes on two idle cores
 python bench/recipe.py --nanogpt PATH --full     5M bytes and 30M GPT-2 vocabulary, 3 seeds, hours; into docs/recipe.md
 python bench/recipe.py --ablation                rewrites docs/recipe.md from runs without each ingredient
+python bench/recipe.py --groups --jobs 2         the second edition by group, days on two cores; goes on where it was
+python bench/recipe.py --epochs 1M --jobs 2      few tokens seen often, with and without the preset for it
 """
 
 from __future__ import annotations
@@ -19,20 +21,22 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from _recipe_compare import OURS_SHARE, Comparison, report, report_step_times, save_found, spread
+from _recipe_compare import EDITION, Comparison, report, report_step_times, save_found, spread
 from _recipe_doc import ABLATION, FAST, RESULTS, VARIANTS, Row, Variant, write_doc
+from _recipe_epochs import CASES, prepare_few, run_epochs
+from _recipe_epochs import KEPT as EPOCHS_KEPT
+from _recipe_groups import HORIZONS, KEPT, SEEDS, prepare_own, run_groups
 from _recipe_runs import REPO, Curve, Kept, Runner, Setup, fingerprint
 
-from gptfit.config import DEFAULTS, TrainConfig
-from gptfit.recipe import training_keys
-from gptfit.run.device import find_device
-from gptfit.run.train import train
-from gptfit.shape import INGREDIENTS
+from gptfit.config.keys import DEFAULTS, INGREDIENTS, TrainConfig
+from gptfit.config.recipe import training_keys
+from gptfit.device.device import find_device
+from gptfit.train.train import train
 
 SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=304, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
 FULL = (
-    Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, rates=(1e-3, 2e-3, 4e-3), eval_iters=20),
-    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, rates=(5e-4, 1e-3, 2e-3), eval_iters=12),
+    Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, rates=(1e-3, 2e-3, 4e-3), eval_iters=20, share=10),
+    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, rates=(5e-4, 1e-3, 2e-3), eval_iters=12, share=6.5),
 )
 STEP_TIME_STEPS = 12
 
@@ -45,6 +49,11 @@ def main() -> int:
     parser.add_argument("--size", choices=[setup.name for setup in FULL], help="with --full: only this model")
     parser.add_argument("--keep", type=Path, help="finished runs, e.g. bench/recipe_runs.jsonl: go on from them")
     parser.add_argument("--ablation", action="store_true", help="runs without each ingredient; writes docs/recipe.md")
+    parser.add_argument("--groups", action="store_true", help="the second edition's groups; into docs/recipe.md")
+    parser.add_argument("--group-steps", type=int, default=HORIZONS[-1], help="length of their runs")
+    parser.add_argument(
+        "--epochs", choices=("100k", "1M"), help="16 epochs of so many tokens, plain and with the preset"
+    )
     parser.add_argument("--seeds", type=int, default=0, help="default 3")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, at least 1; the timed ones run alone")
     parser.add_argument(
@@ -53,6 +62,7 @@ def main() -> int:
         default="float32",
         help="of its losses: as it ships for a CPU, or as on a card, in half the time where the CPU has units for it",
     )
+    parser.add_argument("--untimed", action="store_true", help="losses only: for a machine that does other things too")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None, help="ours; on with --full")
     args = parser.parse_args()
     data = args.data or REPO.parent / "shared" / "data"
@@ -64,18 +74,28 @@ def main() -> int:
         folder = Path(name)
         if args.ablation:
             ablate(prepare(sources, ABLATION.tokenizer, folder), folder, args.seeds or 3)
+        if args.groups:
+            runner = Runner(folder, prepare_own(sources, folder))
+            run_groups(runner, Kept(KEPT), args.seeds or SEEDS, max(1, args.jobs), args.group_steps)
+            write_doc()
+        for case in (case for case in CASES if args.epochs and case.setup.name.endswith(f" {args.epochs}")):
+            prepare_own(sources, folder)
+            runner = Runner(folder, prepare_few(sources, folder / "own.json", folder, case.unique))
+            run_epochs(runner, Kept(EPOCHS_KEPT), case, args.seeds or SEEDS, max(1, args.jobs))
+            write_doc()
         if args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile
             setups = [setup for setup in FULL if args.size in (None, setup.name)] if args.full else [SMALL]
             for setup in setups:
                 runner = Runner(folder, prepare(sources, setup.tokenizer, folder), args.nanogpt.resolve())
                 seeds, kept, jobs = args.seeds or 3, Kept(args.keep), max(1, args.jobs)
-                found = compare(runner, setup, seeds, is_compiled, kept, jobs, args.nanogpt_dtype)
+                how = (args.nanogpt_dtype, not args.untimed)
+                found = compare(runner, setup, seeds, is_compiled, kept, jobs, *how)
                 report(found)
                 if args.full:
                     save_found(found)
                     write_doc()
-        elif not args.ablation:
+        elif not (args.ablation or args.groups or args.epochs):
             runner = Runner(folder, prepare(sources, FULL[0].tokenizer, folder))
             report_step_times(FULL[0], step_times(runner, FULL[0], is_compiled=True)[0])
     return 0
@@ -91,7 +111,14 @@ def prepare(sources: Sequence[Path], tokenizer: str, folder: Path) -> Path:
 
 
 def compare(
-    runner: Runner, setup: Setup, seeds: int, is_compiled: bool, kept: Kept, jobs: int, their_dtype: str = "float32"
+    runner: Runner,
+    setup: Setup,
+    seeds: int,
+    is_compiled: bool,
+    kept: Kept,
+    jobs: int,
+    their_dtype: str = "float32",
+    is_timed: bool = True,
 ) -> Comparison:
     """nanoGPT at three rates with the first seed, at the best of them with the others; ours with every seed.
 
@@ -100,12 +127,16 @@ def compare(
     apart, in turns, nanoGPT's in float32 without the compiler.
     """
     sharing, dtype = runner.sharing_cores(jobs), find_device(TrainConfig(device="cpu")).dtype
-    steps = setup.steps // OURS_SHARE
+    steps = setup.our_steps
     keys = {"max_iters": steps, "eval_interval": max(1, steps // 8), "compile": is_compiled, "log_interval": 1}
-    recipe = fingerprint(setup.keys | training_keys(steps) | {key: DEFAULTS[key] for key in INGREDIENTS})
+    ingredients = {key: DEFAULTS[key] for key in INGREDIENTS} | setup.edition_keys
+    recipe = fingerprint(setup.keys | training_keys(steps) | ingredients)
 
     def nanogpt(rate: float, seed: int) -> Curve:
-        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps} measured, {fingerprint(setup.keys)}"
+        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
+        if printed := kept.find(f"{run}, {fingerprint(setup.keys)}"):  # of before it was measured; the page says so
+            return printed
+        run = f"{run} measured, {fingerprint(setup.keys)}"
         return kept.get(run, partial(sharing.nanogpt_losses, setup, rate, seed, their_dtype, compile=is_compiled))
 
     def modern(seed: int) -> Curve:
@@ -123,7 +154,8 @@ def compare(
     finally:
         pool.shutdown(cancel_futures=True)
     curves = ([run.result() for run in theirs], [run.result() for run in ours])
-    return Comparison(setup, rate, *curves, *step_times(runner, setup, is_compiled))
+    times = step_times(runner, setup, is_compiled) if is_timed else ({}, {})
+    return Comparison(setup, rate, *curves, *times, edition=EDITION)
 
 
 def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> tuple[dict[str, float], dict[str, float]]:

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from gptfit.foreignlog import open_run
-from gptfit.view.compare import compare_runs
-from gptfit.view.explain import explain
-from gptfit.view.listing import Listing
-from gptfit.view.report import data_block, page_data
+from gptfit.compare.comparison import compare_runs
+from gptfit.logs.open_run import open_run
+from gptfit.pages.report import data_block, page_data
+from gptfit.pages.run_list import Listing
 
 T = TypeVar("T")
 READ_LIMIT_S = 10.0  # issue: a log with a million steps is read in under 10 s
@@ -42,8 +41,7 @@ def main() -> None:
                 f"read {kind:15} {len(run.steps):>9,} steps {size:6.0f} MB  {seconds:5.2f} s  (limit {READ_LIMIT_S:g} s)"
             )
             seconds, comparison = timed(lambda run=run: compare_runs([run]))
-            explanation = explain(comparison)
-            data = data_block(page_data([run], comparison, explanation))
+            data = data_block(page_data([run], comparison))
             print(f"     facts {seconds:5.2f} s, page data {len(data) / 1e6:.2f} MB  (limit {DATA_LIMIT_MB:g} MB)")
         listing = Listing(folder)
         print(f"list the folder          {timed(listing.runs)[0]:6.2f} s, again {timed(listing.runs)[0]:6.2f} s")

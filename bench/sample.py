@@ -20,9 +20,9 @@ from types import ModuleType
 
 import torch
 
+from gptfit.generate.decode import generate
+from gptfit.generate.pick import Picking
 from gptfit.model.build import build_model
-from gptfit.run.generate import generate
-from gptfit.run.pick import Picking
 from gptfit.shape import ModelShape
 
 SHAPE = ModelShape(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304)

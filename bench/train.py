@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gptfit.run.checkpoint import load_checkpoint
-from gptfit.runlog import read_run
+from gptfit.checkpoint.format import load_checkpoint
+from gptfit.logs.runlog import read_run
 
 REPO = Path(__file__).resolve().parent.parent
 PARTS = ("speed", "memory", "start", "recipe", "kill")
@@ -74,7 +74,7 @@ def speed(folder: Path, args: argparse.Namespace) -> None:
         )
         print(f"  {name:<30} {median_ms(steps):7.0f} ms  {1000 * tokens / median_ms(steps):6.0f} tokens/s  "
               f"{ratio:.2f} x  largest loss difference {gap:.4f}")  # fmt: skip
-    flops = read_run(folder / "a").header["flops_per_token"] * tokens
+    flops = read_run(folder / "a").header.flops_per_token * tokens
     for dtype in (torch.float32, torch.bfloat16):
         rate = matmul_flops(dtype)
         share = 100 * flops / (median_ms(runs["gptfit, its defaults"]) / 1000) / rate
@@ -126,7 +126,7 @@ def recipe(folder: Path, args: argparse.Namespace) -> None:
         learning_rate=1e-3, min_lr=1e-4, beta2=0.99, eval_interval=500, eval_iters=200, log_interval=100,
         device="cpu", compile=False, vocab_size=len(letters),
     )  # fmt: skip
-    found = read_run(folder / "recipe").evals[-1]["val_loss"]
+    found = read_run(folder / "recipe").evals[-1].val_loss
     print(f"nanoGPT README's CPU recipe: val loss {found:.3f} (README {RECIPE_LOSS}, target +-{RECIPE_TOLERANCE})")
 
 
@@ -163,9 +163,9 @@ def measured_step(chunked: bool) -> tuple[float, int]:
     """(seconds, bytes above the idle process), measured in a child so that nothing is left over."""
     code = f"""
 import time, torch
-from gptfit.config import TrainConfig
-from gptfit.run.device import find_device
-from gptfit.run.engine import build_engine
+from gptfit.config.keys import TrainConfig
+from gptfit.device.device import find_device
+from gptfit.train.engine import build_engine
 config = TrainConfig(device="cpu", compile=False, dtype="float32", batch_size=8, chunked_loss={chunked})
 device = find_device(config)
 engine = build_engine(config, config.shape(), device)

@@ -17,12 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 from gptfit.cli import main as gptfit
-from gptfit.config import TrainConfig
-from gptfit.configfile import load_config
-from gptfit.run.tune import find_machine, make_measure
-from gptfit.run.tunerank import Score, machine_notes, score_all
-from gptfit.run.tunespace import divisors, make_space, thread_counts
-from gptfit.trials import Candidate, Trial, timing_from_json
+from gptfit.config.keys import TrainConfig
+from gptfit.config.read import load_config
+from gptfit.tune.rank import Score, machine_notes, score_all
+from gptfit.tune.session import find_machine, make_measure
+from gptfit.tune.space import divisors, make_space, thread_counts
+from gptfit.tune.trials import Candidate, Trial, timing_from_json
 
 MODEL = ("--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--vocab_size=50304")
 STEP = ("--batch_size=8", "--gradient_accumulation_steps=4", "--device=cpu")

@@ -5,7 +5,7 @@
 # 400 steps x 2,048 = 819.2k tokens, 0.1 per parameter
 
 # model
-arch = "modern"  # gptfit only; stock nanoGPT refuses it
+arch = "modern"  # gptfit only; stock nanoGPT ignores it
 n_layer = 4
 n_head = 2
 n_embd = 128  # head size 64
@@ -22,14 +22,14 @@ max_iters = 400
 
 # learning rate
 learning_rate = 0.02
-schedule = "wsd"  # gptfit only; stock nanoGPT refuses it
+schedule = "wsd"  # gptfit only; stock nanoGPT ignores it
 warmup_iters = 0  # 0.0 % of the run
 lr_decay_iters = 400
-decay_fraction = 0.6  # gptfit only; stock nanoGPT refuses it
+decay_fraction = 0.6  # gptfit only; stock nanoGPT ignores it
 min_lr = 0.0
 
 # optimizer
-optimizer = "muon"  # gptfit only; stock nanoGPT refuses it
+optimizer = "muon"  # gptfit only; stock nanoGPT ignores it
 weight_decay = 0.05
 beta1 = 0.8
 beta2 = 0.95

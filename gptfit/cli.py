@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
 from gptfit import __version__
 from gptfit.errors import GptfitError, UsageError
+from gptfit.files import cannot_write, reason_of, remedy_of
+from gptfit.screen import let_go_of_stdout, make_streams_safe
 
 # The verbs in the order of the journey. The module of a verb is imported only when it is used.
 VERBS: dict[str, str] = {
@@ -30,36 +33,58 @@ VERBS: dict[str, str] = {
     "export": "to Hugging Face, GGUF or nanoGPT",
     "doctor": "check this machine: device, torch, compiler, disk, data",
     "gpus": "the table of known GPUs",
+    "configs": "ready config files to begin with",
+    "keys": "what each config key means, takes and affects",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: done. 1: bad input or a problem, said in one line. 2: the command line itself is wrong."""
+    """Exit code 0: done. 1: bad input or a problem, said in one line. 2: the command line itself is wrong.
+
+    130 and 143: stopped by Ctrl-C or SIGTERM, so that `gptfit train && gptfit export` does not go on.
+    """
+    make_streams_safe()
     words = list(sys.argv[1:] if argv is None else argv)
+    _speak_any_language()
     try:
         code = _dispatch(words)
         sys.stdout.flush()
         return code
     except GptfitError as error:
-        print(f"gptfit: {error}", file=sys.stderr)
-        return error.exit_code
+        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        print("gptfit: stopped", file=sys.stderr)
-        return 130
+        return _fail("stopped", 130)
     except BrokenPipeError:
-        # The reader (head, less) went away; python would complain again while flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go_of_stdout()  # the reader (head, less) went away
         return 0
     except OSError as error:
-        # A full disk under a file is a GptfitError by now; this one has no name: it is what stdout is piped into.
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print("gptfit: cannot write the output: no space left; free some and run it again", file=sys.stderr)
-        return 1
+        # A disk error that no caller put into words; without a file name it concerns what stdout is piped into.
+        if error.filename is not None:
+            return _fail(cannot_write(error), 1)
+        let_go_of_stdout()
+        return _fail(f"cannot write the output: {reason_of(error).lower()}; {remedy_of(error)}", 1)
+    except UnicodeEncodeError as error:
+        return _fail(f"{error.object[:80]!a}: a name that is not UTF-8 cannot be used; rename it", 1)
+    except MemoryError:
+        return _fail("out of memory; close other programs, or ask for less at once", 1)
+
+
+def _fail(line: str, code: int) -> int:
+    with suppress(OSError, ValueError):  # stderr may be as full as the rest of the disk
+        print(f"gptfit: {line}", file=sys.stderr, flush=True)
+    return code
+
+
+def _speak_any_language() -> None:
+    """Windows gives a pipe or file the old code page, which has no letter for most of what a model may say."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
 
 
 def _dispatch(words: list[str]) -> int:
+    if words[0:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -68,17 +93,44 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0] not in available_verbs():
         hint = _suggestion(words[0], available_verbs())
-        raise UsageError(f"{words[0]!r} is not a verb{hint}; `gptfit --help` lists them")
+        raise UsageError(f"{words[0]!r} is not a verb{hint}", fix="`gptfit --help` lists them")
     verb = import_module(f"gptfit.verbs.{words[0]}")
     parser = Parser(prog=f"gptfit {words[0]}", description=verb.HELP, allow_abbrev=False)
     verb.add_arguments(parser)
-    args, rest = parser.parse_known_args(words[1:])
+    keys, own = _keys_apart(parser, words[1:])
+    args, rest = parser.parse_known_args(own)
+    rest = keys + rest
     if rest and not hasattr(args, "overrides"):
         hint = _suggestion(rest[0].partition("=")[0], parser.options())
-        raise UsageError(f"{rest[0]} is not an option of `gptfit {words[0]}`{hint}; see `gptfit {words[0]} --help`")
+        raise UsageError(
+            f"{rest[0]} is not an option of `gptfit {words[0]}`{hint}", fix=f"see `gptfit {words[0]} --help`"
+        )
     if hasattr(args, "overrides"):
         args.overrides, args.options = rest, parser.options()
     return int(verb.run(args))
+
+
+def _keys_apart(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
+    """`--key=value` or `--key value` of a config, and the rest: argparse would take such a value for a file."""
+    if parser.get_default("overrides") is None:
+        return [], words
+    from gptfit.config.keys import KEYS
+
+    keys: list[str] = []
+    rest: list[str] = []
+    waiting = list(reversed(words))
+    while waiting:
+        word = waiting.pop()
+        option = word.partition("=")[0]
+        if not word.startswith("--") or option in parser.options():
+            rest.append(word)
+        elif "=" in word:
+            keys.append(word)
+        elif option.removeprefix("--") in KEYS and waiting and not waiting[-1].startswith("--"):
+            keys.append(f"{word}={waiting.pop()}")
+        else:
+            rest.append(word)
+    return keys, rest
 
 
 def available_verbs() -> list[str]:
@@ -91,7 +143,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, but a usage error is one line like every other error."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
+        raise UsageError(f"{message}", fix=f"see `{self.prog} --help`")
 
     def options(self) -> list[str]:
         return list(self._option_string_actions)

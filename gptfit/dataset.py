@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gptfit import sane
 from gptfit.errors import DataError
+from gptfit.files import reason_of, remedy_of
 
 MANIFEST = "manifest.json"
 FORMAT = "gptfit-dataset"
@@ -64,11 +66,11 @@ def read_dataset(folder: str | Path) -> DatasetInfo:
     """What is there; a split whose file is missing is None, a folder with neither split is an error."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such data folder; make one with `gptfit prepare SOURCE --out {folder}`")
+        raise DataError(f"{folder}: no such data folder", fix=f"make one with `gptfit prepare SOURCE --out {folder}`")
     manifest = folder / MANIFEST
     info = _from_manifest(folder, manifest) if manifest.is_file() else _from_files(folder)
     if info.train is None and info.val is None:
-        raise DataError(f"{folder}: has no train.bin; make it with `gptfit prepare SOURCE --out {folder}`")
+        raise DataError(f"{folder}: has no train.bin", fix=f"make it with `gptfit prepare SOURCE --out {folder}`")
     return info
 
 
@@ -76,39 +78,58 @@ def _from_manifest(folder: Path, path: Path) -> DatasetInfo:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise DataError(f"{path}: is not a gptfit manifest; move it away or prepare the folder again")
+            raise DataError(f"{path}: is not a gptfit manifest", fix="move it away or prepare the folder again")
         tokenizer, dtype = manifest["tokenizer"], manifest["dtype"]
         if dtype not in DTYPE_BYTES:
-            raise DataError(f"{path}: dtype {dtype!r} is not uint16 or uint32; prepare the folder again")
+            raise DataError(f"{path}: dtype {dtype!r} is not uint16 or uint32", fix="prepare the folder again")
         splits = {name: _manifest_split(folder, entry, dtype) for name, entry in manifest["splits"].items()}
         return DatasetInfo(
             folder=folder,
             train=splits.get("train"),
             val=splits.get("val"),
             dtype=dtype,
-            tokenizer=tokenizer["name"],
+            tokenizer=sane.text(tokenizer["name"], "tokenizer", 1000),
             tokenizer_sha256=tokenizer.get("sha256"),
-            tokenizer_file=folder / tokenizer["file"] if tokenizer.get("file") else None,
-            vocab_size=int(tokenizer["vocab_size"]),
-            end_of_text=tokenizer.get("end_of_text"),
+            tokenizer_file=folder / sane.text(tokenizer["file"], "tokenizer file", 255)
+            if tokenizer.get("file")
+            else None,
+            vocab_size=sane.integer(tokenizer["vocab_size"], "vocab_size", 1, sane.MOST_TOKENS),
+            end_of_text=_end_of_text(tokenizer),
             has_manifest=True,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: damaged manifest ({error!r}); prepare the folder again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
+    except KeyError as error:
+        raise DataError(f"{path}: damaged manifest (it has no {error})", fix="prepare the folder again") from None
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise DataError(f"{path}: damaged manifest ({reason_of(error)})", fix="prepare the folder again") from None
+
+
+def _end_of_text(tokenizer: dict[str, Any]) -> int | None:
+    found = tokenizer.get("end_of_text")
+    return None if found is None else sane.integer(found, "end_of_text", 0, sane.MOST_TOKENS)
 
 
 def _manifest_split(folder: Path, entry: dict[str, Any], dtype: str) -> Split:
-    files = tuple(folder / name for name in entry["files"])
+    names = [sane.text(name, "a file's name", 255) for name in sane.sequence(entry["files"], "files", 10**6)]
+    if any(Path(name).name != name for name in names):
+        raise ValueError("a file of the data set is not in its folder")
+    files = tuple(folder / name for name in names)
+    tokens = sane.integer(entry["tokens"], "tokens", 0, 10**15)
     for file in files:
         if not file.is_file():
-            raise DataError(f"{file}: named in the manifest but missing; prepare the folder again")
+            raise DataError(f"{file}: named in the manifest but missing", fix="prepare the folder again")
     size = sum(file.stat().st_size for file in files)
-    if size != entry["tokens"] * DTYPE_BYTES[dtype]:
+    if size != tokens * DTYPE_BYTES[dtype]:
         raise DataError(
             f"{files[0] if files else folder}: holds {size // DTYPE_BYTES[dtype]:,} tokens where the manifest says "
-            f"{entry['tokens']:,}; prepare the folder again"
+            f"{tokens:,}",
+            fix="prepare the folder again",
         )
-    return Split(int(entry["tokens"]), files, entry.get("documents"), entry.get("bytes"))
+    counts = [
+        None if entry.get(key) is None else sane.integer(entry[key], key, 0, 10**18) for key in ("documents", "bytes")
+    ]
+    return Split(tokens, files, *counts)
 
 
 def _from_files(folder: Path) -> DatasetInfo:
@@ -120,8 +141,15 @@ def _from_files(folder: Path) -> DatasetInfo:
         val=_bare_split(folder / "val.bin"),
         tokenizer="chars" if meta and "itos" in meta else None,
         tokenizer_file=folder / "meta.pkl" if meta else None,
-        vocab_size=int(vocab_size) if vocab_size is not None else None,
+        vocab_size=_vocab_size_of_meta(folder, vocab_size),
     )
+
+
+def _vocab_size_of_meta(folder: Path, found: Any) -> int | None:
+    try:
+        return None if found is None else sane.integer(found, "vocab_size", 1, sane.MOST_TOKENS)
+    except ValueError as error:
+        raise DataError(f"{folder / 'meta.pkl'}: {error}", fix="make it again") from None
 
 
 def _bare_split(path: Path) -> Split | None:
@@ -129,7 +157,7 @@ def _bare_split(path: Path) -> Split | None:
         return None
     size = path.stat().st_size
     if size % 2:
-        raise DataError(f"{path}: {size:,} bytes is odd, so these are not 16-bit tokens; prepare the file again")
+        raise DataError(f"{path}: {size:,} bytes is odd, so these are not 16-bit tokens", fix="prepare the file again")
     return Split(size // 2, (path,))
 
 
@@ -159,5 +187,10 @@ def read_meta(path: Path) -> dict[str, Any] | None:
         TypeError,
         AttributeError,
         OSError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
     ) as error:
-        raise DataError(f"{path}: not a plain meta.pkl ({error}); it was not run; remove it or make it again") from None
+        raise DataError(
+            f"{path}: not a plain meta.pkl ({error})", fix="it was not run; remove it or make it again"
+        ) from None

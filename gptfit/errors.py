@@ -1,12 +1,49 @@
-"""The error family: each is one line a person can act on."""
+"""What can be wrong: problems as data, and the error family; each is one line a person can act on."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something to know or to change: where, what, and what to do about it."""
+
+    level: Level  # an error stops the run; 'ok' is a check that found nothing wrong
+    where: str  # a config key, or the part of the machine that was looked at
+    message: str
+    fix: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.message}; {self.fix}" if self.fix else self.message
+
+    def as_json(self) -> dict[str, str]:
+        return {"level": self.level, "where": self.where, "message": self.message, "fix": self.fix}
+
 
 class GptfitError(Exception):
-    """An expected failure: says where, what, and what to do next. Never shown with a traceback."""
+    """An expected failure, never shown with a traceback.
+
+    >>> str(GptfitError("batchsize is not a key", where="mine.py:7", fix="did you mean batch_size?"))
+    'mine.py:7: batchsize is not a key; did you mean batch_size?'
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, *, where: str = "", fix: str = "", key: str | None = None) -> None:
+        self.message, self.where, self.fix = message, where, fix
+        self.key = key  # the config key that is at fault, where one is
+        before, after = f"{where}: " if where else "", f"; {fix}" if fix else ""
+        super().__init__(f"{before}{message}{after}")
+
+    def as_problem(self, where: str) -> Problem:
+        """The same as a finding about `where`."""
+        message = f"{self.where}: {self.message}" if self.where else self.message
+        return Problem("error", where, message, self.fix)
 
 
 class UsageError(GptfitError):
@@ -16,11 +53,7 @@ class UsageError(GptfitError):
 
 
 class ConfigError(GptfitError):
-    """A config file or `--key=value` cannot be used. `key` names the culprit when one key is."""
-
-    def __init__(self, message: str, key: str | None = None) -> None:
-        super().__init__(message)
-        self.key = key
+    """A config file or `--key=value` cannot be used."""
 
 
 class DataError(GptfitError):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-Basis = Literal["exact", "spec", "fit", "published", "measured"]
-BASES: tuple[str, ...] = get_args(Basis)
+Basis = Literal["exact", "spec", "fit", "published", "calibrated", "measured"]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from importlib import resources
 
 from gptfit.errors import DeviceError
 
+# nanoGPT's estimate_mfu divides by this whatever the card is: the bf16 peak of an A100.
+NANOGPT_PEAK_TFLOPS = 312.0
+
 
 @dataclass(frozen=True)
 class GPU:
@@ -64,7 +67,7 @@ def find(name: str, vram_gib: float | None = None) -> GPU:
         # Drivers report a little less than the box says: 11.6 for 12.
         matches = [gpu for gpu in matches if 0.85 <= vram_gib / gpu.vram_gib <= 1.05] or matches
     if not matches:
-        raise DeviceError(f"GPU {name!r} is not in the table{_nearest(name)}; `gptfit gpus` lists it")
+        raise DeviceError(f"GPU {name!r} is not in the table{_nearest(name)}", fix="`gptfit gpus` lists it")
     # The smallest memory never promises what does not fit; among equals the fastest is the common one (H100 SXM).
     return min(matches, key=lambda gpu: (gpu.vram_gib, -gpu.bandwidth_gbs))
 
@@ -110,6 +113,7 @@ _NOISE = frozenset(
         "amd",
         "radeon",
         "instinct",
+        "apple",
         "generation",
         "edition",
         "blackwell",
@@ -148,12 +152,13 @@ def _parse(name: str) -> _Name:
 
 
 def _nearest(name: str) -> str:
-    """Names that share a model word or look alike, so that the answer to a typo is one step away."""
-    words = _parse(name).words
-    shared = [gpu.name for gpu in all_gpus() if words & _parse(gpu.name).words - {"ti", "super", "laptop"}]
+    """Names that share a model word or look alike; first those with the memory asked for."""
+    wanted = _parse(name)
+    shared = [gpu for gpu in all_gpus() if wanted.words & _parse(gpu.name).words - {"ti", "super", "laptop"}]
+    shared.sort(key=lambda gpu: round(gpu.vram_gib) != wanted.memory_gb)
     plain = {re.sub(r"[^a-z0-9]", "", gpu.name.lower()): gpu.name for gpu in all_gpus()}
     alike = difflib.get_close_matches(re.sub(r"[^a-z0-9]", "", name.lower()), plain, n=3, cutoff=0.5)
-    names = list(dict.fromkeys(shared[:4] + [plain[a] for a in alike]))[:4]
+    names = list(dict.fromkeys([gpu.name for gpu in shared[:4]] + [plain[a] for a in alike]))[:4]
     return f"; nearest: {', '.join(names)}" if names else ""
 
 

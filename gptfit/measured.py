@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gptfit import sane
 from gptfit.errors import RunError
-from gptfit.shape import ModelShape
+from gptfit.files import append_text, cache_folder, reason_of
 
 FILE_NAME = "measured.jsonl"
 VERSION = 1
@@ -33,8 +33,9 @@ class SpeedKey:
     dtype: str  # resolved, never 'auto'
     compile: bool
     chunked_loss: bool  # resolved, never 'auto'
-    checkpoint_activations: bool
+    checkpoint_activations: str | bool
     optimizer: str
+    more: str = ""  # of the setting, where it is not the default: 'flash=False'
     ingredients: str = ""  # of arch='modern', where they are not the default: 'norm=layer smear=False'
 
 
@@ -71,12 +72,23 @@ class MeasuredLoss:
 
 
 @dataclass(frozen=True)
+class MeasuredDevice:
+    """What `doctor --card` timed of a device, as plan/calibration.py reads it."""
+
+    device: str
+    torch: str
+    values: dict[str, Any]
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
 class Measurements:
     """Everything read from the cache, oldest first; `skipped` counts lines that could not be used."""
 
     speeds: tuple[MeasuredSpeed, ...] = ()
     losses: tuple[MeasuredLoss, ...] = ()
     skipped: int = 0
+    devices: tuple[MeasuredDevice, ...] = ()
 
     def speed(self, key: SpeedKey, left_open: Collection[str] = ()) -> MeasuredSpeed | None:
         """The newest timing of this setting; fields named in `left_open` may differ, as the machine decided them."""
@@ -85,74 +97,24 @@ class Measurements:
         return max(matching, key=lambda speed: speed.time) if matching else None
 
 
-def speed_key(
-    device: str,
-    shape: ModelShape,
-    micro_batch: int,
-    *,
-    dtype: str,
-    compile: bool,
-    chunked_loss: bool,
-    checkpoint_activations: bool,
-    optimizer: str,
-) -> SpeedKey:
-    return SpeedKey(
-        device=device,
-        n_layer=shape.n_layer,
-        n_head=shape.n_head,
-        n_embd=shape.n_embd,
-        block_size=shape.block_size,
-        vocab_size=shape.vocab_size,
-        bias=shape.bias,
-        arch=shape.arch,
-        micro_batch=micro_batch,
-        dtype=dtype,
-        compile=compile,
-        chunked_loss=chunked_loss,
-        checkpoint_activations=checkpoint_activations,
-        optimizer=optimizer,
-        ingredients=_ingredients(shape),
-    )
-
-
-def _ingredients(shape: ModelShape) -> str:
-    """The switches of the modern block that are not at their default."""
-    if shape.arch != "modern":
-        return ""
-    named = {field.name for field in fields(SpeedKey)}
-    own = [field for field in fields(ModelShape) if field.name not in named]
-    changed = [field.name for field in own if getattr(shape, field.name) != field.default]
-    return " ".join(f"{name}={getattr(shape, name)}" for name in changed)
-
-
-def cache_folder() -> Path:
-    """$GPTFIT_CACHE, else ~/.cache/gptfit (or under $XDG_CACHE_HOME)."""
-    named = os.environ.get("GPTFIT_CACHE")
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gptfit"
-
-
 def cache_file() -> Path:
     return cache_folder() / FILE_NAME
 
 
-def append(records: Iterable[MeasuredSpeed | MeasuredLoss], path: Path | None = None) -> Path:
+Record = MeasuredSpeed | MeasuredLoss | MeasuredDevice
+KINDS: dict[type, str] = {MeasuredSpeed: "speed", MeasuredLoss: "loss", MeasuredDevice: "device"}
+
+
+def append(records: Iterable[Record], path: Path | None = None) -> Path:
     """Add lines to the cache; one write per call, so that two processes never interleave inside a line."""
     path = path or cache_file()
     text = "".join(json.dumps(_to_json(record), allow_nan=False) + "\n" for record in records)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            if file.tell() and not _ends_with_newline(path):
-                text = "\n" + text  # the last writer was killed mid-line
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_text(path, text)
     except OSError as error:
         raise RunError(
-            f"{path}: cannot keep what was measured ({error.strerror}); set GPTFIT_CACHE to a folder you own"
+            f"{path}: cannot keep what was measured ({reason_of(error)})", fix="set GPTFIT_CACHE to a folder you own"
         ) from None
     return path
 
@@ -162,6 +124,7 @@ def read(path: Path | None = None) -> Measurements:
     path = path or cache_file()
     speeds: list[MeasuredSpeed] = []
     losses: list[MeasuredLoss] = []
+    devices: list[MeasuredDevice] = []
     skipped = 0
     try:
         lines = path.read_bytes().splitlines()
@@ -173,23 +136,18 @@ def read(path: Path | None = None) -> Measurements:
             speeds.append(record)
         elif isinstance(record, MeasuredLoss):
             losses.append(record)
+        elif isinstance(record, MeasuredDevice):
+            devices.append(record)
         elif line.strip():
             skipped += 1
-    return Measurements(tuple(speeds), tuple(losses), skipped)
+    return Measurements(tuple(speeds), tuple(losses), skipped, tuple(devices))
 
 
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+def _to_json(record: Record) -> dict[str, Any]:
+    return {"measured": KINDS[type(record)], "version": VERSION, **asdict(record)}
 
 
-def _to_json(record: MeasuredSpeed | MeasuredLoss) -> dict[str, Any]:
-    kind = "speed" if isinstance(record, MeasuredSpeed) else "loss"
-    return {"measured": kind, "version": VERSION, **asdict(record)}
-
-
-def _from_line(line: bytes) -> MeasuredSpeed | MeasuredLoss | None:
+def _from_line(line: bytes) -> Record | None:
     try:
         values = json.loads(line)
         if not isinstance(values, dict) or values.get("version") != VERSION:
@@ -201,7 +159,10 @@ def _from_line(line: bytes) -> MeasuredSpeed | MeasuredLoss | None:
         if values["measured"] == "loss":
             loss = _build(MeasuredLoss, values)
             return loss if _positive(loss.val_loss) and _positive(loss.tokens) and _positive(loss.parameters) else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        if values["measured"] == "device":
+            device = _build(MeasuredDevice, values)
+            return device if isinstance(device.values, dict) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
     return None
 
@@ -210,8 +171,27 @@ _T = TypeVar("_T")
 
 
 def _build(kind: type[_T], values: dict[str, Any]) -> _T:
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in names})
+    """The record, once each value is of its field's type."""
+    found = {field.name: values[field.name] for field in fields(kind) if field.name in values}  # type: ignore[arg-type]
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name in found:
+            _check_type(found[field.name], str(field.type), field.name)
+    return kind(**found)
+
+
+def _check_type(value: Any, said: str, name: str) -> None:
+    """`said` is the annotation as it is written: str, float | None and so on."""
+    wanted = said.removesuffix(" | None")
+    if value is None and wanted != said:
+        return
+    if wanted == "str":
+        sane.text(value, name)
+    elif wanted == "bool":
+        sane.flag(value, name)
+    elif wanted == "int":
+        sane.integer(value, name, -(2**53), 2**53)
+    elif wanted == "float":
+        sane.number(value, name, -1e300, 1e300)
 
 
 def _positive(value: Any) -> bool:

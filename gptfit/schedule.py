@@ -1,10 +1,14 @@
-"""Learning rate as a pure function of the step: cosine (nanoGPT's), wsd, linear, constant."""
+"""Learning rate, momentum and batch as pure functions of the step: cosine (nanoGPT's), wsd, linear, constant."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
+
+# The first updates, over which momentum rises: nanochat's 400, a tenth of a run that is shorter than 4,000.
+MOMENTUM_STEPS, MOMENTUM_FRACTION = 400, 0.1
 
 
 class ScheduleKeys(Protocol):
@@ -24,6 +28,69 @@ class ScheduleKeys(Protocol):
     def lr_decay_iters(self) -> int: ...
     @property
     def decay_fraction(self) -> float: ...
+    @property
+    def max_iters(self) -> int: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def momentum_start(self) -> float: ...
+    @property
+    def momentum_end(self) -> float: ...
+    @property
+    def cautious_decay(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What an update is turned to. Muon's momentum and share of the weight decay; None leaves them as they are."""
+
+    rate: float
+    momentum: float | None = None
+    decay_share: float | None = None
+
+
+def knobs(config: ScheduleKeys, step: int) -> Knobs:
+    """All of update number `step` (from 0): a function of the step alone, so that a resumed run has the same."""
+    share = max(0.0, 1.0 - step / config.max_iters) if config.cautious_decay and config.max_iters else 1.0
+    return Knobs(learning_rate(config, step), momentum(config, step), share)
+
+
+def momentum(config: ScheduleKeys, step: int) -> float:
+    """From momentum_start up to momentum over the first updates, down to momentum_end with the rate."""
+    rise = max(1.0, min(MOMENTUM_STEPS, MOMENTUM_FRACTION * config.max_iters))
+    if config.momentum_start and step < rise:
+        return config.momentum_start + step / rise * (config.momentum - config.momentum_start)
+    begin = decay_start(config)
+    if not config.momentum_end or begin is None or step <= begin:
+        return config.momentum
+    progress = min(1.0, (step - begin) / max(1, config.lr_decay_iters - begin))
+    return config.momentum + progress * (config.momentum_end - config.momentum)
+
+
+WARMUP_FRACTION = 0.03  # GPT-3 warms up over 375M of 300B tokens; short runs need relatively more, nanoGPT's owt 0.3 %
+
+
+def usual_warmup(max_iters: int) -> int:
+    """Three per cent of the run, nanoGPT's 2,000 at most, 10 at least."""
+    return max(min(10, max_iters), min(2_000, round(max_iters * WARMUP_FRACTION)))
+
+
+# A batch that grows has these parts of its micro-steps, each for as many updates, before it has all.
+GROWING_PARTS = (4, 2)
+
+
+def batch_part(grow_iters: int, step: int) -> int:
+    """1 over the share of its micro-steps that update number `step` has."""
+    stage = len(GROWING_PARTS) * step // grow_iters if step < grow_iters else len(GROWING_PARTS)
+    return GROWING_PARTS[stage] if stage < len(GROWING_PARTS) else 1
+
+
+def batches_until(grow_iters: int, step: int) -> float:
+    """How many whole batches all updates before `step` have read; a multiple of the smallest part."""
+    count = len(GROWING_PARTS)
+    bounds = [-(-grow_iters * stage // count) for stage in range(count + 1)]
+    stages = zip(GROWING_PARTS, bounds, bounds[1:], strict=False)
+    return sum(max(0, min(step, end) - start) / part for part, start, end in stages) + max(0, step - grow_iters)
 
 
 def learning_rate(config: ScheduleKeys, step: int) -> float:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 # 2 for the forward multiply-add, 4 for the two products of the backward pass. PaLM (2022), appendix B.
 FLOPS_PER_WEIGHT = 6
 
-Kind = Literal["embedding", "position", "matrix", "head", "vector", "scalar"]
+Kind = Literal["embedding", "table", "position", "matrix", "head", "gate", "vector", "scalar"]
+
+GATE_CHANNELS = 12  # of a token's state that open or close a gate (nanochat)
+BIGRAM_ROWS = 5  # per entry of the vocabulary (modded-nanogpt)
+BIGRAM_LEAST_ROWS = 2**14  # bytes and characters have few entries but as many pairs
+BIGRAM_SHARE = 4  # the bigram's embedding is this part of the width
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,33 @@ class ModelShape:
     value_residual: bool = False
     layer_scalars: bool = False
     logit_softcap: float = 0.0
+    value_embeddings: str = "none"
+    bigram: bool = False
+    qk_scale: float = 1.0
+    mlp_init: float = 1.0
+    backout: bool = False
+    smear_gate: bool = False
+
+    @property
+    def value_layers(self) -> tuple[int, ...]:
+        """Every second layer, the last among them, sees the token's own value embedding."""
+        last = self.n_layer - 1
+        return () if self.value_embeddings == "none" else tuple(i for i in range(self.n_layer) if i % 2 == last % 2)
+
+    @property
+    def value_tables(self) -> int:
+        """Weights in the tables of the value embeddings, which are looked up and not multiplied with."""
+        return self.vocab_size * self.n_embd * len(self.value_layers) if self.value_embeddings == "tables" else 0
+
+    @property
+    def gate_channels(self) -> int:
+        return min(GATE_CHANNELS, self.n_embd)
+
+    @property
+    def bigram_size(self) -> tuple[int, int]:
+        """Rows and channels of the table of hashed token pairs."""
+        rows = max(BIGRAM_ROWS * self.vocab_size, min(self.vocab_size**2, BIGRAM_LEAST_ROWS))
+        return rows, max(1, self.n_embd // BIGRAM_SHARE)
 
     @property
     def head_size(self) -> float:
@@ -96,24 +128,16 @@ class ModelShape:
     def tied_parameters(self) -> int:
         """N as if the head were tied: what scaling laws were fitted on, and what a token is multiplied with.
 
-        An untied embedding is a table look-up; it costs nothing and is not counted.
+        An untied embedding, and any further table, is a look-up; it costs nothing and is not counted.
         """
-        looked_up = 0 if self.is_tied else sum(w.size for w in self.weights() if w.kind == "embedding")
-        return self.parameters - looked_up
+        looked_up = {"table"} if self.is_tied else {"table", "embedding"}
+        return self.parameters - sum(w.size for w in self.weights() if w.kind in looked_up)
 
     @property
     def flops_per_token(self) -> int:
         """Training FLOPs per token as nanoGPT counts them: 6N + 12*L*C*T. PaLM (2022), appendix B."""
         attention = 12 * self.n_layer * self.n_embd * self.block_size
         return FLOPS_PER_WEIGHT * self.tied_parameters + attention
-
-    @property
-    def decay_weights(self) -> int:
-        return sum(w.size for w in self.weights() if w.decays)
-
-    @property
-    def no_decay_weights(self) -> int:
-        return sum(w.size for w in self.weights() if not w.decays)
 
 
 @cache
@@ -154,13 +178,31 @@ def _modern_weights(shape: ModelShape) -> tuple[Weight, ...]:
     weights += _norm(shape, "transformer.ln_f")
     if shape.smear:
         weights.append(Weight("smear", (c,), "vector"))
+    if shape.smear_gate:
+        weights.append(Weight("smear_gate.weight", (1, shape.gate_channels), "gate"))
+    if shape.bigram:
+        weights.append(Weight("bigram.weight", shape.bigram_size, "table"))
+    if shape.backout:
+        weights.append(Weight("backout", (1,), "scalar"))
     if shape.layer_scalars:
         weights += [Weight(name, (shape.n_layer,), "scalar") for name in ("residual_scales", "embedding_scales")]
     if shape.value_residual:
         weights.append(Weight("value_scales", (shape.n_layer,), "scalar"))
+    weights += _value_weights(shape)
     if not shape.tied_head:
         weights.append(Weight("lm_head.weight", (shape.vocab_size, c), "head"))
     return tuple(weights)
+
+
+def _value_weights(shape: ModelShape) -> list[Weight]:
+    """A table of the vocabulary per layer that has one, or a projection of the embedding, and its gate per head."""
+    is_table = shape.value_embeddings == "tables"
+    size = (shape.vocab_size if is_table else shape.n_embd, shape.n_embd)
+    weights = []
+    for i in shape.value_layers:
+        weights.append(Weight(f"values.{i}.source.weight", size, "table" if is_table else "matrix"))
+        weights.append(Weight(f"values.{i}.gate.weight", (shape.n_head, shape.gate_channels), "gate"))
+    return weights
 
 
 def _norm(shape: ModelShape, name: str) -> list[Weight]:
@@ -174,5 +216,3 @@ def _with_bias(bias: bool, name: str, size: tuple[int, ...]) -> list[Weight]:
 
 # From an architecture's name to its inventory.
 INVENTORIES: dict[str, Callable[[ModelShape], tuple[Weight, ...]]] = {"gpt2": _gpt2_weights, "modern": _modern_weights}
-_FIELDS = tuple(field.name for field in fields(ModelShape))
-INGREDIENTS = _FIELDS[_FIELDS.index("arch") + 1 :]

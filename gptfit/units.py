@@ -8,6 +8,15 @@ GIB = 1024**3
 MIB = 1024**2
 
 
+def perplexity(loss: float) -> float:
+    """exp(loss); infinite where that is no number any more.
+
+    >>> perplexity(0.0), perplexity(1e9)
+    (1.0, inf)
+    """
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 def si(value: float) -> str:
     """With a magnitude letter: si(124_373_760) -> '124.4M', si(56_109) -> '56.1k', si(1.5e9) -> '1.50B'."""
     if not math.isfinite(value):
@@ -23,6 +32,11 @@ def si(value: float) -> str:
 def count(value: int) -> str:
     """1234567 -> '1,234,567'."""
     return f"{value:,}"
+
+
+def plural(number: int, noun: str) -> str:
+    """1 -> '1 document', 2345 -> '2,345 documents'."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
 
 
 def gib(size_bytes: float) -> str:

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gptfit.files import cache_folder
+
 REPO = Path(__file__).resolve().parent.parent
 # Two test processes share two cores: one thread each. Set before anything imports torch or numpy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Compiled code is kept between test runs, although each run has a gptfit cache of its own.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
+pytest_plugins = ["tests.small_runs", "tests.made_logs"]  # fixtures for every room
 
 
 # A deadline is a timed assertion, and so is the check for slow examples; machines are noisy.

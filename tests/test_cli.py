@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gptfit.cli import main
+from gptfit.config import read
+from gptfit.config.read import ConfigFile, read_config_file
 
 MISSPELT = {
     ("trian",): "did you mean train?",
@@ -17,6 +20,11 @@ MISSPELT = {
     ("plan", "--gpuu=4070"): "did you mean --gpu?",
     ("tune", "--minuts", "3"): "did you mean --minutes?",
     ("train", "--learning_rat=1e-3"): "did you mean learning_rate?",
+    ("train", "--resume"): "use --init_from=resume",
+    ("train", "--resume=out"): "use --init_from=resume",
+    ("train", "--lr", "1e-3"): "use --learning_rate=VALUE",
+    ("train", "--batch_size"): "--batch_size=VALUE",
+    ("help", "plann"): "did you mean plan?",
 }
 
 
@@ -43,3 +51,51 @@ def test_a_full_disk_behind_the_output_is_one_line() -> None:
     assert done.returncode == 1
     assert "no space left" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_key_takes_its_value_after_a_space_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As `--gpu 4070` does; files may stand before, between and after."""
+    file = tmp_path / "mine.py"
+    file.write_text("n_layer = 6\n")
+    words = ["plan", "--batch_size", "8", str(file), "--gpu", "4070", "--out_dir", "a b", "--seed=1", "--json"]
+    assert main(words) == 0, capsys.readouterr().err
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["micro_batch"] == 8
+    assert planned["parameters"] < 90e6
+
+
+@pytest.mark.parametrize("verb", ["plan", "train", "tune"])
+def test_a_value_with_a_blank_is_no_file(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each fails for its n_head, not for a file called '--out_dir=a b'."""
+    assert main([verb, "--out_dir=a b", "--n_head=7", *(["--gpu", "4070"] if verb == "plan" else [])]) == 1
+    said = "".join(capsys.readouterr())
+    assert "is not divisible by n_head 7" in said
+    assert "no such config file" not in said
+
+
+def test_help_before_a_verb_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for words in (["help", "plan"], ["plan", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert "usage: gptfit plan" in said[0]
+
+
+@pytest.mark.parametrize("words", [["plan", "--gpu=4070"], ["train"], ["tune", "--minutes", "1"], ["doctor"]])
+def test_a_command_reads_its_config_once(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("n_embd = 512\ndtype = 'float32'\n")  # does not start, so that nothing else happens
+    reads = []
+
+    def counted(path: str | Path) -> ConfigFile:
+        reads.append(path)
+        return read_config_file(path)
+
+    monkeypatch.setattr(read, "read_config_file", counted)
+    assert main([words[0], str(file), *words[1:]]) == 1
+    assert "not divisible" in "".join(capsys.readouterr())
+    assert reads == [str(file)]

@@ -10,12 +10,12 @@ import pytest
 
 from gptfit import measured
 from gptfit.errors import RunError
-from gptfit.measured import MeasuredLoss, MeasuredSpeed, speed_key
+from gptfit.measured import MeasuredLoss, MeasuredSpeed
+from gptfit.plan.setting import Setting, speed_key
 from gptfit.shape import ModelShape
 
 SHAPE = ModelShape(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304)
-SETTINGS = {"dtype": "bfloat16", "compile": True, "chunked_loss": False, "checkpoint_activations": False}
-KEY = speed_key("NVIDIA GeForce RTX 4070", SHAPE, 8, **SETTINGS, optimizer="adamw")
+KEY = speed_key(Setting(SHAPE, 8), "NVIDIA GeForce RTX 4070")
 SPEED = MeasuredSpeed(KEY, "2.9.0", 56_200.0, 145.8, ms_per_update=9.0, allocated_gib=6.2, time=1.0)
 LOSS = MeasuredLoss("fineweb", "gpt2", 123_587_328, 2_000_000_000, 1_000_000_000, "gpt2", "adamw", 3.51)
 
@@ -37,7 +37,7 @@ def test_the_newest_timing_of_a_setting_wins(tmp_path: Path) -> None:
 
 def test_another_block_is_another_setting() -> None:
     modern = replace(SHAPE, arch="modern")
-    keys = [speed_key("x", shape, 8, **SETTINGS, optimizer="muon") for shape in (modern, replace(modern, smear=False))]
+    keys = [speed_key(Setting(shape, 8, optimizer="muon"), "x") for shape in (modern, replace(modern, smear=False))]
     assert keys[0].ingredients == ""
     assert keys[1].ingredients == "smear=False"
 

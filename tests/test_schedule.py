@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from gptfit.config import TrainConfig
+from gptfit.config.keys import TrainConfig
 from gptfit.schedule import SCHEDULE_NAMES, learning_rate
 
 BASE = TrainConfig(learning_rate=1e-3, min_lr=1e-4, warmup_iters=100, lr_decay_iters=1000, max_iters=1000)

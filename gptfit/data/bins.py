@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -10,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptfit.errors import DataError
-from gptfit.wholefile import write_whole
+from gptfit.files import BINARY, FULL, reason_of, remedy_of, write_whole
+from gptfit.files import publish as give_name
 
 PART = ".part"  # what is being written never bears the final name
 
 
-class TokenFile:
+class TokenFileWriter:
     """One growing file of raw little-endian token ids. Never a memory map: a full disk must be an error, not a signal."""
 
     def __init__(self, path: Path, keep_bytes: int) -> None:
@@ -23,10 +23,10 @@ class TokenFile:
         self.path = path
         self.size = keep_bytes
         try:
-            self._fd = os.open(_part(path), os.O_WRONLY | os.O_CREAT, 0o644)
+            self._fd = os.open(_part(path), os.O_WRONLY | os.O_CREAT | BINARY, 0o644)
             if os.fstat(self._fd).st_size < keep_bytes:
                 os.close(self._fd)
-                raise DataError(f"{_part(path)}: is shorter than its journal says; start over with --restart")
+                raise DataError(f"{_part(path)}: is shorter than its journal says", fix="start over with --restart")
             os.ftruncate(self._fd, keep_bytes)
             os.lseek(self._fd, keep_bytes, os.SEEK_SET)
         except OSError as error:
@@ -56,11 +56,14 @@ class TokenFile:
 def publish(path: Path, size: int) -> None:
     """Give PATH.part its name; doing it again after a crash changes nothing."""
     part = _part(path)
-    if part.exists():
-        os.replace(part, path)
-    found = path.stat().st_size if path.exists() else 0  # an empty file may already have been removed
+    try:
+        if part.exists():
+            give_name(part, path)
+        found = path.stat().st_size if path.exists() else 0  # an empty file may already have been removed
+    except OSError as error:
+        raise write_error(path, error) from None
     if found != size:
-        raise DataError(f"{path}: is not what the journal says was written; start over with --restart")
+        raise DataError(f"{path}: is not what the journal says was written", fix="start over with --restart")
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -71,10 +74,19 @@ def write_file(path: Path, content: bytes) -> None:
         raise write_error(path, error) from None
 
 
+def remove_file(path: Path) -> None:
+    """One that we made, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from None
+
+
 def write_error(path: Path, error: OSError) -> DataError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DataError(f"{path}: the disk is full; free some space and run the same command again to go on")
-    return DataError(f"{path}: cannot write ({error.strerror}); run the same command again to go on")
+    """Going on is advised where it can help: not where something else has the name or may not be written at all."""
+    if error.errno in FULL:
+        return DataError(f"{path}: the disk is full", fix="free some space and run the same command again to go on")
+    return DataError(f"{path}: cannot write ({reason_of(error)})", fix=f"{remedy_of(error)}")
 
 
 def _part(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Describe: what a source file or a prepared folder holds, with a taste of its documents."""
+"""Describe: what a source file or a prepared folder holds, with its first documents."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from gptfit.data.documents import read_unit
-from gptfit.data.forecast import plain_reading, source_spans
+from gptfit.data.documents import plain_reading, read_unit
 from gptfit.data.measure import ParquetFacts, measure_parquet
 from gptfit.data.parquet import OpenFiles, open_parquet
 from gptfit.data.sources import Source, find_sources
 from gptfit.data.tokenizer import load_tokenizer
-from gptfit.data.work import Unit
+from gptfit.data.work import Unit, source_spans
 from gptfit.dataset import MANIFEST, DatasetInfo, Split, read_dataset
 from gptfit.errors import DataError
 
@@ -68,7 +67,7 @@ def describe_source(path: str, column: str = "text") -> SourceDescription:
             file = open_parquet(opened if source.is_remote else source.location, source.name)
             columns = [(field.name, str(field.type)) for field in file.schema_arrow]
             groups = file.metadata.num_row_groups
-            compression = file.metadata.row_group(0).column(0).compression if groups else None
+            compression = file.metadata.row_group(0).column(0).compression if groups and columns else None
             created_by = file.metadata.created_by
         if column not in [name for name, _ in columns]:
             # The schema is what the person needs now; there is no text to show.
@@ -102,5 +101,5 @@ def describe_folder(folder: str | Path) -> FolderDescription:
             tokens = np.fromfile(split.files[0], info.dtype, SHOWN_TOKENS).tolist()
             starts.append(SplitStart(name, split, tokens, tokenizer.decode(tokens)))
     if not starts:
-        raise DataError(f"{folder}: its token files are empty; prepare the folder again")
+        raise DataError(f"{folder}: its token files are empty", fix="prepare the folder again")
     return FolderDescription(info, starts, content)

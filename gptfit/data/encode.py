@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptfit.data import work
-from gptfit.data.documents import Batch
+from gptfit.data.documents import DocumentBatch, RowAccount
 from gptfit.data.lines import SAFE_CUT
 from gptfit.data.tokenizer import Tokenizer
 
@@ -24,51 +23,41 @@ MOST_UNBROKEN_CHARS = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The tokens of one batch, in order, and what to count. Arrays named in the plural hold one entry per document."""
+class EncodedBatch:
+    """The tokens of one batch, in order, and what became of their rows. Arrays named in the plural hold one entry per document."""
 
     train: tuple[Tokens, ...]
     val: tuple[Tokens, ...]
     lengths: NDArray[np.int64]  # tokens, with the end-of-text
     is_val: NDArray[np.bool_]
     text_bytes: NDArray[np.int64]
-    rows: int
-    source_bytes: int
-    continues: bool  # the last document is not finished
-    skipped: Counter[str]
-    replaced: Counter[str]
-    problems: list[str]
+    account: RowAccount
 
 
-def encode_documents(batch: Batch, tokenizer: Tokenizer, separator: int | None) -> Piece:
+def encode_documents(batch: DocumentBatch, tokenizer: Tokenizer, separator: int | None) -> EncodedBatch:
     """Each document's tokens followed by `separator`, if there is one and the document is finished."""
     cuts = _cuts_of_long_texts(batch, tokenizer)
     lengths = np.zeros(len(batch.texts), np.int64)
-    unfinished = len(batch.texts) - 1 if batch.continues else -1
+    unfinished = len(batch.texts) - 1 if batch.account.continues else -1
     train, val = [], []
     for owner, texts, is_last in _calls(batch, cuts) if cuts else [_one_call(batch)]:
         closes = is_last & (owner != unfinished) if separator is not None else np.zeros(len(owner), np.bool_)
         ids, counts = _encode_call(texts, closes, tokenizer, separator)
         np.add.at(lengths, owner, counts)
-        for_train, for_val = _divide(ids, counts, batch.val[owner])
+        for_train, for_val = _divide(ids, counts, batch.is_val[owner])
         train.append(for_train)
         val.append(for_val)
-    return Piece(
+    return EncodedBatch(
         train=tuple(train),
         val=tuple(val),
         lengths=lengths,
-        is_val=batch.val,
+        is_val=batch.is_val,
         text_bytes=_utf8_lengths(batch.texts) if batch.text_bytes is None else batch.text_bytes,
-        rows=batch.rows,
-        source_bytes=batch.source_bytes,
-        continues=batch.continues,
-        skipped=batch.skipped,
-        replaced=batch.replaced,
-        problems=batch.problems,
+        account=batch.account,
     )
 
 
-def _cuts_of_long_texts(batch: Batch, tokenizer: Tokenizer) -> dict[int, list[int]]:
+def _cuts_of_long_texts(batch: DocumentBatch, tokenizer: Tokenizer) -> dict[int, list[int]]:
     """Where the fragments of each long text stop. Texts that cannot be encoded leave the batch."""
     long = [i for i, text in enumerate(batch.texts) if len(text) > LONG_CHARS]
     refused = [i for i in long if _cuts(batch.texts[i], tokenizer) is None]
@@ -93,13 +82,13 @@ def _cuts(text: str, tokenizer: Tokenizer) -> list[int] | None:
     return found[1:] if max(map(operator.sub, found[1:], found)) <= MOST_UNBROKEN_CHARS else None
 
 
-def _drop(batch: Batch, refused: list[int]) -> None:
-    batch.skipped["unbroken run over 16 MiB"] += len(refused)
-    batch.problems.append(f"{batch.origin}: {len(refused)} with an unbroken run of over 16 MiB skipped")
-    if batch.continues and refused[-1] == len(batch.texts) - 1:
-        batch.continues = False
+def _drop(batch: DocumentBatch, refused: list[int]) -> None:
+    batch.account.skipped["unbroken run over 16 MiB"] += len(refused)
+    batch.account.problems.append(f"{batch.origin}: {len(refused)} with an unbroken run of over 16 MiB skipped")
+    if batch.account.continues and refused[-1] == len(batch.texts) - 1:
+        batch.account.continues = False
     batch.texts = [text for i, text in enumerate(batch.texts) if i not in set(refused)]
-    batch.val = np.delete(batch.val, refused)
+    batch.is_val = np.delete(batch.is_val, refused)
     batch.text_bytes = None
 
 
@@ -107,12 +96,12 @@ def _drop(batch: Batch, refused: list[int]) -> None:
 _Call = tuple[NDArray[np.int64], Sequence[str], NDArray[np.bool_]]
 
 
-def _one_call(batch: Batch) -> _Call:
+def _one_call(batch: DocumentBatch) -> _Call:
     """Nearly every batch: no long text, so each is one fragment and all go to the encoder at once."""
     return np.arange(len(batch.texts)), batch.texts, np.ones(len(batch.texts), np.bool_)
 
 
-def _calls(batch: Batch, cuts: dict[int, list[int]]) -> Iterator[_Call]:
+def _calls(batch: DocumentBatch, cuts: dict[int, list[int]]) -> Iterator[_Call]:
     """Fragments in order, about a batch's worth at a time; a long text is sliced only when its turn comes."""
     owners: list[int] = []
     texts: list[str] = []

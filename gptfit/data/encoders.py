@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gptfit.data import gpt2
+from gptfit.data import gpt2_vocabulary
 from gptfit.errors import DataError
+from gptfit.files import reason_of
 
 Ids = NDArray[np.uint32]
 Ends = NDArray[np.int64]  # Ends[i] is where text i stops in Ids; text 0 starts at 0
@@ -58,7 +59,7 @@ class TiktokenEncoder:
         import tiktoken
 
         self._encoding = tiktoken.Encoding(
-            "gpt2", pat_str=self.PATTERN, mergeable_ranks=gpt2.ranks(), special_tokens={}
+            "gpt2", pat_str=self.PATTERN, mergeable_ranks=gpt2_vocabulary.ranks(), special_tokens={}
         )
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Ends]:
@@ -91,7 +92,10 @@ class TokenizersEncoder:
             raise DataError(f"tokenizers cannot use this tokenizer.json: {str(error).splitlines()[0]}") from None
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Ends]:
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001 - a bare Exception, as above
+            raise DataError(f"tokenizers cannot encode with this tokenizer.json: {reason_of(error)}") from None
         return join([encoding.ids for encoding in found])
 
 
@@ -123,7 +127,7 @@ class CharEncoder:
         ids = self._id_of[points]
         if len(ids) and ids.min() < 0:
             unknown = chr(int(points[int(np.argmin(ids))]))
-            raise DataError(f"the character {unknown!r} is not in this data set's alphabet; leave it out")
+            raise DataError(f"the character {unknown!r} is not in this data set's alphabet", fix="leave it out")
         return ids.astype(np.uint32), ends
 
 

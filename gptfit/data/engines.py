@@ -5,19 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Mapping
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gptfit.data.bins import remove_file
 from gptfit.data.journal import Journal, read_journal
-from gptfit.data.shard import Job, OnProgress, Shard, write_shard
+from gptfit.data.shard import OnShardProgress, Shard, ShardOptions, write_shard
 from gptfit.data.tokenizer import Tokenizer, char_tokenizer, load_tokenizer
 from gptfit.data.work import Unit, shards
 from gptfit.errors import DataError
 
 POLL_SECONDS = 1.0
+SHARDS_PER_WORKER = 4  # a slow machine does fewer of them, and a lost one loses less
+LOCK_SECONDS = 60.0
+RETRIES = 5  # of a task whose process or machine was lost
 
 
 @dataclass(frozen=True)
@@ -40,41 +47,66 @@ class Written:
 
 
 def write_local(
-    job: Job, units: list[Unit], out: Path, fresh: Journal, tokenizer: Tokenizer, on_progress: OnProgress
+    job: ShardOptions, units: list[Unit], out: Path, fresh: Journal, spec: TokenizerSpec, on_progress: OnShardProgress
 ) -> Written:
-    """One shard, train.bin and val.bin, by threads of this process."""
+    """One shard, train.bin and val.bin, by threads or processes of this machine."""
     if begun := _begun_shards(out):
-        raise DataError(f"{out}: was begun with --engine ray and {begun} workers; go on with it, or use --restart")
+        raise DataError(f"{out}: was begun with --engine ray and {begun} shards", fix="go on with it, or use --restart")
     shard = Shard(tuple(units), out / "train.bin", out / "val.bin", out / "prepare.journal.json")
-    state = write_shard(job, shard, fresh, tokenizer, on_progress)
+    state = write_shard(job, shard, fresh, spec.load, on_progress)
     return _written([shard], [state])
 
 
 def write_ray(
-    job: Job, units: list[Unit], out: Path, fresh: Journal, spec: TokenizerSpec, on_progress: OnProgress
+    job: ShardOptions,
+    units: list[Unit],
+    out: Path,
+    fresh: Journal,
+    spec: TokenizerSpec,
+    on_progress: OnShardProgress,
+    workers: int | None = None,
 ) -> Written:
-    """One shard per worker, each a Ray task; the folder and the sources must be visible to all nodes.
+    """A few shards per worker (default: per core of the cluster), each a Ray task with a journal of its own.
 
-    Joined in order, the shards are byte for byte what the local engine writes.
+    The folder and the sources must be visible to all nodes. Joined in order, the shards are byte for byte what the
+    local engine writes.
     """
     if (out / "prepare.journal.json").exists():
-        raise DataError(f"{out}: was begun with --engine local; go on with it, or use --restart")
+        raise DataError(f"{out}: was begun with --engine local", fix="go on with it, or use --restart")
     try:
         import ray
     except ImportError:
-        raise DataError("--engine ray needs an extra; pip install 'gptfit[ray]'") from None
+        raise DataError("--engine ray needs an extra", fix="pip install 'gptfit[ray]'") from None
+    with _joined(ray):
+        workers = workers or _cores(ray)
+        # A prepare that was begun keeps its number of shards: the journals are about those.
+        count = _begun_shards(out) or SHARDS_PER_WORKER * workers
+        parts = _ray_shards(units, out.absolute(), count)
+        return _written(parts, _run_tasks(ray, job, parts, fresh, spec, on_progress, workers))
+
+
+@contextmanager
+def _joined(ray: Any) -> Iterator[None]:
+    """In the cluster RAY_ADDRESS names, or one of this machine's cores that ends with us."""
     ours = not ray.is_initialized()
     if ours:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unasked
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            line = str(error).strip().splitlines()[0]
+            raise DataError(
+                f"no Ray cluster answers ({line})", fix="check RAY_ADDRESS, or use --engine local"
+            ) from None
     try:
-        # A prepare that was begun keeps its number of shards: the journals are about those.
-        count = _begun_shards(out) or job.workers
-        parts = _ray_shards(units, out.absolute(), count)
-        return _written(parts, _run_tasks(ray, job, parts, fresh, spec, on_progress))
+        yield
     finally:
         if ours:
             ray.shutdown()
+
+
+def _cores(ray: Any) -> int:
+    return int(ray.cluster_resources().get("CPU", 1))
 
 
 def _begun_shards(out: Path) -> int | None:
@@ -98,32 +130,78 @@ def _ray_shards(units: list[Unit], out: Path, count: int) -> list[Shard]:
 
 
 def _run_tasks(
-    ray: Any, job: Job, parts: list[Shard], fresh: Journal, spec: TokenizerSpec, on_progress: OnProgress
+    ray: Any,
+    job: ShardOptions,
+    parts: list[Shard],
+    fresh: Journal,
+    spec: TokenizerSpec,
+    on_progress: OnShardProgress,
+    workers: int,
 ) -> list[Journal]:
-    task = ray.remote(num_cpus=1, max_retries=2)(_write_in_task)  # a lost node's shard goes on from its journal
-    pending = [task.remote(replace(job, workers=1), shard, fresh, spec) for shard in parts]
-    order = list(pending)
+    """At most `workers` tasks at once, so that a shard not begun can go to whoever is free."""
+    # A lost worker's or node's shard goes on from its journal elsewhere.
+    task = ray.remote(num_cpus=1, max_retries=RETRIES)(_write_in_task)
+    common = ray.put((replace(job, workers=1), spec))  # once per node: it names every source
+    waiting, running = deque(range(len(parts))), dict[Any, int]()
+    done: dict[int, Journal] = {}
     try:
-        while pending:
-            done, pending = ray.wait(pending, timeout=POLL_SECONDS)
-            problems = [line for _, lines in ray.get(done) for line in lines]
-            on_progress(_sum([read_journal(shard.journal) or fresh for shard in parts]), problems)
-        return [state for state, _ in ray.get(order)]
+        while waiting or running:
+            while waiting and len(running) < workers:
+                i = waiting.popleft()
+                running[task.remote(common, parts[i], fresh_of(parts[i], fresh))] = i
+            finished, _ = ray.wait(list(running), timeout=POLL_SECONDS)
+            problems: list[str] = []
+            for reference in finished:
+                done[running.pop(reference)], lines = ray.get(reference)
+                problems += lines
+            at_work = [read_journal(parts[i].journal) for i in running.values()]
+            on_progress(_sum([*done.values(), *filter(None, at_work), fresh]), problems)
+        return [done[i] for i in range(len(parts))]
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         raise (cause if isinstance(cause, DataError) else DataError(f"a Ray task failed: {cause!r}")) from None
     except ray.exceptions.RayError as error:
-        message = str(error).splitlines()[0]
-        raise DataError(f"Ray failed ({message}); run the same command again to go on") from None
+        message = str(error).strip().splitlines()[0]
+        raise DataError(f"Ray failed ({message})", fix="run the same command again to go on") from None
     finally:
-        for unfinished in pending:
+        for unfinished in running:
             ray.cancel(unfinished, force=True)
 
 
-def _write_in_task(job: Job, shard: Shard, fresh: Journal, spec: TokenizerSpec) -> tuple[Journal, list[str]]:
+def fresh_of(shard: Shard, fresh: Journal) -> Journal:
+    """The beginning of a shard's journal: only its own sources, as it is written every second and they may be thousands."""
+    mine = sorted({span.source for unit in shard.units for span in unit.spans})
+    return replace(fresh, sources=tuple(fresh.sources[i] for i in mine))
+
+
+def _write_in_task(
+    common: tuple[ShardOptions, TokenizerSpec], shard: Shard, fresh: Journal
+) -> tuple[Journal, list[str]]:
+    job, spec = common
     problems: list[str] = []
-    state = write_shard(job, shard, fresh, spec.load(), lambda _, lines: problems.extend(lines))
+    with _only_writer(shard.journal):
+        state = write_shard(job, shard, fresh, spec.load, lambda _, lines: problems.extend(lines))
     return state, problems
+
+
+@contextmanager
+def _only_writer(journal: Path) -> Iterator[None]:
+    """Wait until the task of a killed driver, which may live a little longer, has let go of this shard."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with open(journal.with_suffix(".lock"), "w", encoding="ascii") as file:
+        for _ in range(int(LOCK_SECONDS / POLL_SECONDS)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(POLL_SECONDS)
+        else:
+            raise DataError(f"{journal}: another prepare is writing this shard", fix="stop it, then run this again")
+        yield
 
 
 def _written(parts: list[Shard], states: list[Journal]) -> Written:
@@ -131,11 +209,10 @@ def _written(parts: list[Shard], states: list[Journal]) -> Written:
         "train": [shard.train.name for shard, state in zip(parts, states, strict=True) if state.train_bytes],
         "val": [shard.val.name for shard, state in zip(parts, states, strict=True) if state.val_bytes],
     }
-    for shard, state in zip(parts, states, strict=True):  # an empty file would only crash its reader
-        if not state.train_bytes:
-            shard.train.unlink(missing_ok=True)
-        if not state.val_bytes:
-            shard.val.unlink(missing_ok=True)
+    for shard, state in zip(parts, states, strict=True):  # some readers crash on an empty file
+        for path, size in ((shard.train, state.train_bytes), (shard.val, state.val_bytes)):
+            if not size:
+                remove_file(path)
     return Written(files, _sum(states))
 
 

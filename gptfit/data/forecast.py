@@ -6,6 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,28 +14,28 @@ from statistics import stdev
 
 import numpy as np
 import pyarrow as pa
-from pyarrow.parquet import ParquetFile
 
-from gptfit.data import work
-from gptfit.data.documents import Batch, Reading, read_unit
+from gptfit.data.documents import DocumentBatch, Reading, plain_reading, read_unit
 from gptfit.data.encode import encode_documents
-from gptfit.data.options import TAIL_FRACTION, Forecast, PrepareOptions, Report
-from gptfit.data.parquet import OpenFiles, find_text_column, open_parquet, row_groups
+from gptfit.data.options import TAIL_FRACTION, Forecast, PrepareOptions, PrepareReport
+from gptfit.data.parquet import OpenFiles
 from gptfit.data.sources import Source, find_sources
 from gptfit.data.split import SplitRule, hash_rule
 from gptfit.data.tokenizer import Tokenizer, byte_tokenizer
-from gptfit.data.work import Span, Unit, plan_units
+from gptfit.data.work import Span, Unit, plan_units, source_spans
 from gptfit.errors import DataError
 from gptfit.estimate import Estimate
 
+FOOTERS_AT_ONCE = 16
 SAMPLED_SPANS = 8
 SAMPLED_CHARS = 2**18  # from each; all of it takes a tenth of a second
 COUNTED_LINE_BYTES = 64 * 2**20  # line files up to this are read once to count their rows, for an exact split
-WIDE_RANGE, NARROW_RANGE = 0.15, 0.03  # relative: from one sample, and the least that several may claim
+# Relative half-widths: of an estimate from one sample, and the least for several samples.
+WIDE_RANGE, NARROW_RANGE = 0.15, 0.03
 
 
 @dataclass(frozen=True)
-class Laid:
+class WorkPlan:
     """The work laid out: sources, units and how to read them."""
 
     reading: Reading
@@ -44,7 +45,7 @@ class Laid:
     forecast: Forecast
 
 
-def lay_out(options: PrepareOptions, tokenizer: Tokenizer | None, report: Report) -> Laid:
+def lay_out(options: PrepareOptions, tokenizer: Tokenizer | None, report: PrepareReport) -> WorkPlan:
     """Reads every footer, samples the text, and settles the split. `tokenizer` is None for chars, not yet known."""
     skipped: list[dict[str, str]] = []
 
@@ -84,12 +85,7 @@ def lay_out(options: PrepareOptions, tokenizer: Tokenizer | None, report: Report
         tokenizer=options.tokenizer,
         workers=options.n_workers,
     )
-    return Laid(reading, plan_units(spans, shuffle_seed), rows, skipped, forecast)
-
-
-def plain_reading(sources: Sequence[Source], column: str, skip_bad: bool = False) -> Reading:
-    """Everything in order, nothing for validation."""
-    return Reading(tuple(sources), column, SplitRule("hash", 0, 0), skip_bad, None, work.BATCH_BYTES)
+    return WorkPlan(reading, plan_units(spans, shuffle_seed), rows, skipped, forecast)
 
 
 def _open_all(
@@ -99,40 +95,33 @@ def _open_all(
     good: list[Source] = []
     spans: list[Span] = []
     rows: dict[int, int] = {}
-    for source in sources:
-        try:
-            found = source_spans(source, len(good), options.text_column)
-        except DataError as error:
+    for source, answer in zip(sources, _footers(sources, options.text_column), strict=True):
+        if isinstance(answer, DataError):
             if not options.skip_bad:
-                raise
-            skip(source.name, str(error))
+                raise answer
+            skip(source.name, str(answer))
             continue
+        found = [replace(span, source=len(good)) for span in answer]
         if source.kind == "parquet":
             rows[len(good)] = sum(span.group.rows for span in found if span.group)
         spans += found
         good.append(source)
     if not spans:
-        raise DataError(f"no documents in {', '.join(options.sources)}; check the sources")
+        raise DataError(f"no documents in {', '.join(options.sources)}", fix="check the sources")
     return good, spans, rows
 
 
-def source_spans(source: Source, index: int, column: str) -> list[Span]:
-    if source.kind != "parquet":
-        if source.size == 0:
-            raise DataError(f"{source.name}: is empty (0 bytes); download it again")
-        return [Span(index, source.size, 0)]
-    # A local path rather than an open file: the error for a file that is no Parquet looks at its first bytes.
-    if source.is_remote:
-        with source.open() as opened:
-            file = open_parquet(opened, source.name)
-            return _parquet_spans(file, source, index, column)
-    return _parquet_spans(open_parquet(source.location, source.name), source, index, column)
+def _footers(sources: Sequence[Source], column: str) -> Iterator[list[Span] | DataError]:
+    """Several at once: of thousands of files over a network each takes a tenth of a second of waiting."""
 
+    def look(source: Source) -> list[Span] | DataError:
+        try:
+            return source_spans(source, 0, column)
+        except DataError as error:
+            return error
 
-def _parquet_spans(file: ParquetFile, source: Source, index: int, column: str) -> list[Span]:
-    find_text_column(file, column, source.name)
-    groups = row_groups(file, column)
-    return [Span(index, max(1, group.packed_bytes), group.text_bytes, group) for group in groups if group.rows]
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        yield from pool.map(look, sources)
 
 
 def _is_tail(options: PrepareOptions, sources: Sequence[Source]) -> bool:
@@ -143,7 +132,7 @@ def _is_tail(options: PrepareOptions, sources: Sequence[Source]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _EncodedSample:
     ratios: list[float]  # tokens per byte of text, one per sampled span
     tokens_per_text_byte: float
     tokens_per_source_byte: float  # of line files
@@ -151,7 +140,7 @@ class _Sample:
     seconds_per_text_byte: float  # of one core, reading and encoding
 
 
-def _sample(reading: Reading, spans: Sequence[Span], tokenizer: Tokenizer) -> _Sample:
+def _sample(reading: Reading, spans: Sequence[Span], tokenizer: Tokenizer) -> _EncodedSample:
     """The first batch of a few spans, spread over all of them."""
     # At random, not evenly: sources of equal length would be in step with even spacing. The seed is fixed because
     # the split's floor depends on the result, and a resumed prepare must find the same.
@@ -167,8 +156,8 @@ def _sample(reading: Reading, spans: Sequence[Span], tokenizer: Tokenizer) -> _S
         ratios.append(int(piece.lengths.sum()) / max(1, int(piece.text_bytes.sum())))
         tokens += int(piece.lengths.sum())
         text_bytes += int(piece.text_bytes.sum())
-        source_bytes += piece.source_bytes
-    return _Sample(
+        source_bytes += piece.account.source_bytes
+    return _EncodedSample(
         ratios=ratios,
         tokens_per_text_byte=tokens / max(1, text_bytes),
         tokens_per_source_byte=tokens / max(1, source_bytes),
@@ -177,7 +166,7 @@ def _sample(reading: Reading, spans: Sequence[Span], tokenizer: Tokenizer) -> _S
     )
 
 
-def _first_batches(reading: Reading, spans: Sequence[Span]) -> Iterator[tuple[Batch, float]]:
+def _first_batches(reading: Reading, spans: Sequence[Span]) -> Iterator[tuple[DocumentBatch, float]]:
     """The first batch of each span, and the seconds it took to read."""
     with closing(OpenFiles()) as files:
         for span in spans:
@@ -189,7 +178,7 @@ def _first_batches(reading: Reading, spans: Sequence[Span]) -> Iterator[tuple[Ba
     pa.default_memory_pool().release_unused()
 
 
-def _head(batch: Batch) -> Batch:
+def _head(batch: DocumentBatch) -> DocumentBatch:
     """The batch's first SAMPLED_CHARS or so."""
     total, texts = 0, []
     for text in batch.texts:
@@ -197,11 +186,12 @@ def _head(batch: Batch) -> Batch:
         total += len(texts[-1])
         if total >= SAMPLED_CHARS:
             break
-    source_bytes = max(1, batch.source_bytes * total // sum(map(len, batch.texts)))
-    return replace(batch, texts=texts, val=batch.val[: len(texts)], source_bytes=source_bytes, text_bytes=None)
+    source_bytes = max(1, batch.account.source_bytes * total // sum(map(len, batch.texts)))
+    account = replace(batch.account, source_bytes=source_bytes)
+    return replace(batch, texts=texts, is_val=batch.is_val[: len(texts)], account=account, text_bytes=None)
 
 
-def _expected_tokens(sample: _Sample, spans: Sequence[Span], rows: int) -> Estimate:
+def _expected_tokens(sample: _EncodedSample, spans: Sequence[Span], rows: int) -> Estimate:
     ratios = sample.ratios
     if not ratios:
         return Estimate(0.0, 0.0, 0.0, "measured")
@@ -232,7 +222,7 @@ def _count_lines(reading: Reading, spans: Sequence[Span], rows: dict[int, int]) 
         return {}
     with closing(OpenFiles()) as files:
         return {
-            span.source: sum(batch.rows for batch in read_unit(reading, Unit(0, (span,)), files))
+            span.source: sum(batch.account.rows for batch in read_unit(reading, Unit(0, (span,)), files))
             for span in line_spans
             if span.source not in rows
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 import urllib.error
 import urllib.request
@@ -32,13 +33,26 @@ class HttpFile(io.RawIOBase):
             self.stamp = self._stamp_of(response)
             self._read_quietly(response, 1)
         if expect_stamp is not None and self.stamp != expect_stamp:
-            raise DataError(f"{url}: changed on the server; start over with --restart")
+            raise DataError(f"{url}: changed on the server", fix="start over with --restart")
 
     def _total_size(self, response: HTTPResponse) -> int:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status != 206 or not total.isdigit():
-            raise DataError(f"{self.url}: the server cannot send parts of a file; download it and prepare the copy")
+            raise DataError(
+                f"{self.url}: the server cannot send parts of a file", fix="download it and prepare the copy"
+            )
         return int(total)
+
+    def _check_range(self, response: HTTPResponse, start: int) -> None:
+        """A server (or a cache before it) that answers with another part than was asked for would give wrong data."""
+        said = response.headers.get("Content-Range", "")
+        found = re.fullmatch(r"\s*bytes\s+(\d+)-\d+/(\d+|\*)\s*", said, re.IGNORECASE)
+        if found is None or int(found[1]) != start or found[2] not in (str(self.size), "*"):
+            raise DataError(
+                f"{self.url}: the server sent {said.strip() or 'no range'!r} where bytes from {start} of {self.size} were "
+                "asked for",
+                fix="download the file and prepare the copy",
+            )
 
     @staticmethod
     def _stamp_of(response: HTTPResponse) -> str:
@@ -79,11 +93,14 @@ class HttpFile(io.RawIOBase):
             before = len(got)
             with self._request(start + before, length - before) as response:
                 if response.status != 206 or self._stamp_of(response) != self.stamp:
-                    raise DataError(f"{self.url}: changed on the server while it was read; start over with --restart")
+                    raise DataError(
+                        f"{self.url}: changed on the server while it was read", fix="start over with --restart"
+                    )
+                self._check_range(response, start + before)
                 got += self._read_quietly(response, length - before)
             fruitless = fruitless + 1 if len(got) == before else 0
             if fruitless >= TRIES:
-                raise DataError(f"{self.url}: the connection keeps dropping; run the same command again to go on")
+                raise DataError(f"{self.url}: the connection keeps dropping", fix="run the same command again to go on")
             if fruitless:
                 time.sleep(FIRST_WAIT_SECONDS * 2**fruitless)
         return bytes(got)
@@ -109,7 +126,7 @@ class HttpFile(io.RawIOBase):
                 error.close()
                 if error.code < 500 and error.code != 429:
                     raise DataError(
-                        f"{self.url}: the server says {error.code} {error.reason}; check the link"
+                        f"{self.url}: the server says {error.code} {error.reason}", fix="check the link"
                     ) from None
                 reason = f"{error.code} {error.reason}"
             except (OSError, HTTPException) as error:
@@ -117,4 +134,4 @@ class HttpFile(io.RawIOBase):
             if attempt < TRIES - 1:
                 time.sleep(wait)
                 wait *= 2
-        raise DataError(f"{self.url}: cannot be reached ({reason}); run the same command again to go on")
+        raise DataError(f"{self.url}: cannot be reached ({reason})", fix="run the same command again to go on")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gptfit.data.sources import kind_of
 from gptfit.errors import DataError
 
 EXAMPLE = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/000_00000.parquet"
@@ -26,21 +26,21 @@ class Address:
 def parse(address: str) -> Address:
     parts = address.removeprefix("hf://").split("/")
     if len(parts) < 3 or parts[0] != "datasets" or not parts[1] or not parts[2]:
-        raise DataError(f"{address}: is not hf://datasets/OWNER/NAME/PATH; for example {EXAMPLE}")
+        raise DataError(f"{address}: is not hf://datasets/OWNER/NAME/PATH", fix=f"for example {EXAMPLE}")
     name, _, revision = parts[2].partition("@")
     return Address(f"{parts[1]}/{name}", revision or "main", "/".join(parts[3:]))
 
 
-def download(address: str) -> list[tuple[str, str]]:
-    """(local path, name) of every file; the hub's own cache keeps them, HF_ENDPOINT names a mirror."""
+def download(address: str, is_wanted: Callable[[str], object]) -> list[tuple[str, str]]:
+    """(local path, name) of every file whose name is wanted; the hub's own cache keeps them, HF_ENDPOINT names a mirror."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError:
-        raise DataError(f"{address}: hf:// needs an extra; pip install 'gptfit[hf]'") from None
+        raise DataError(f"{address}: hf:// needs an extra", fix="pip install 'gptfit[hf]'") from None
     wanted = parse(address)
     try:
-        entries = _entries(huggingface_hub, wanted, address)
+        entries = _entries(huggingface_hub, wanted, address, is_wanted)
         found = []
         for entry in entries:
             local = huggingface_hub.hf_hub_download(
@@ -51,16 +51,16 @@ def download(address: str) -> list[tuple[str, str]]:
         return found
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         message = str(error).strip().splitlines()[0]
-        raise DataError(f"{address}: {message}; run the same command again to go on") from None
+        raise DataError(f"{address}: {message}", fix="run the same command again to go on") from None
 
 
-def _entries(hub: Any, wanted: Address, address: str) -> list[Any]:
+def _entries(hub: Any, wanted: Address, address: str, is_wanted: Callable[[str], object]) -> list[Any]:
     """The files of the repository that the path names, in sorted order."""
     tree = hub.HfApi().list_repo_tree(wanted.repo, repo_type="dataset", revision=wanted.revision, recursive=True)
     files = sorted((entry for entry in tree if hasattr(entry, "size")), key=lambda entry: entry.path)
-    found = [entry for entry in files if kind_of(entry.path) and _matches(entry.path, wanted.path)]
+    found = [entry for entry in files if is_wanted(entry.path) and _matches(entry.path, wanted.path)]
     if not found:
-        raise DataError(f"{address}: names none of the repository's {len(files)} files; check the path")
+        raise DataError(f"{address}: names none of the repository's {len(files)} files", fix="check the path")
     return found
 
 
@@ -73,10 +73,14 @@ def _verify(local: str, entry: Any, address: str) -> None:
     """Size always; sha256 where the hub states it (large files)."""
     size = os.path.getsize(local)
     if size != entry.size:
-        raise DataError(f"{address}: {entry.path} is {size:,} bytes where the hub says {entry.size:,}; delete {local}")
+        raise DataError(
+            f"{address}: {entry.path} is {size:,} bytes where the hub says {entry.size:,}", fix=f"delete {local}"
+        )
     expected = entry.lfs.sha256 if entry.lfs else None
     if expected is None:
         return
     with open(local, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-            raise DataError(f"{address}: {entry.path} does not have the hub's sha256; delete {local} and run again")
+            raise DataError(
+                f"{address}: {entry.path} does not have the hub's sha256", fix=f"delete {local} and run again"
+            )

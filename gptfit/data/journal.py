@@ -1,13 +1,10 @@
-"""The journal of an unfinished prepare: how far it came, for which options and sources, and the folder's lock."""
+"""The journal of an unfinished prepare: how far it came, for which options and sources."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +50,7 @@ def read_journal(path: Path) -> Journal | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: damaged journal ({error}); start over with --restart") from None
+        raise DataError(f"{path}: damaged journal ({error})", fix="start over with --restart") from None
 
 
 def resume_point(path: Path, fresh: Journal) -> Journal:
@@ -69,13 +66,13 @@ def resume_point(path: Path, fresh: Journal) -> Journal:
     ]
     if changed:
         raise DataError(
-            f"{path.parent}: holds an unfinished prepare with other options ({'; '.join(changed)}); "
-            "use the same options to go on, or --restart to start over"
+            f"{path.parent}: holds an unfinished prepare with other options ({'; '.join(changed)})",
+            fix="use the same options to go on, or --restart to start over",
         )
     if list(found.sources) != wanted["sources"]:
         raise DataError(
-            f"{path.parent}: {_first_difference(found.sources, wanted['sources'])} since this prepare began; "
-            "--restart starts over"
+            f"{path.parent}: {_first_difference(found.sources, wanted['sources'])} since this prepare began",
+            fix="--restart starts over",
         )
     return replace(found, options=fresh.options, sources=fresh.sources)
 
@@ -85,22 +82,3 @@ def _first_difference(before: tuple[Mapping[str, Any], ...], now: list[Mapping[s
         if old != new:
             return f"{old['path']} changed" if old["path"] == new["path"] else f"{old['path']} became {new['path']}"
     return f"the sources changed from {len(before)} to {len(now)} files"
-
-
-@contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """One prepare per folder at a time; the system lets go of the lock when a process dies."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{folder}: another prepare is writing here; wait for it or use another --out") from None
-        yield
-    finally:
-        os.close(descriptor)

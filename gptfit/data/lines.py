@@ -20,6 +20,7 @@ from gptfit.data.sources import Source
 from gptfit.errors import DataError
 
 CHUNK = 2**20
+MOST_LINE_BYTES = 256 * 2**20  # a packed file of a few kilobytes can unpack to one line of any size
 # No token of GPT-2 spans the place before a blank that follows a non-blank, so text may be cut there.
 SAFE_CUT = re.compile(r"\S(?=[ \n])")
 
@@ -72,6 +73,7 @@ class _Lines:
     def chunks(self) -> Iterator[bytes]:
         """Pieces of bytes that end at line ends."""
         rest: list[bytes] = []
+        waiting = 0
         while chunk := self._read():
             head, newline, tail = chunk.rpartition(b"\n")
             if newline:
@@ -79,6 +81,12 @@ class _Lines:
                 rest = []
             if tail:
                 rest.append(tail)
+                waiting = len(tail) if newline else waiting + len(tail)
+                if waiting > MOST_LINE_BYTES:
+                    raise DataError(
+                        f"{self.source.name}: a line is longer than {MOST_LINE_BYTES // 2**20} MiB",
+                        fix="split it, or use Parquet",
+                    )
         if rest:
             yield b"".join(rest)
 
@@ -87,7 +95,7 @@ class _Lines:
             return bytes(self._unpacked.read(CHUNK)) if self._unpacked else self._raw.read(CHUNK)
         except (pa.ArrowException, OSError) as error:
             message = str(error).splitlines()[0]
-            raise DataError(f"{self.source.name}: cannot be read ({message}); download it again") from None
+            raise DataError(f"{self.source.name}: cannot be read ({message})", fix="download it again") from None
 
 
 def read_jsonl(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
@@ -132,11 +140,11 @@ def read_csv(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
             header = next(reader, [])
             if column not in header:
                 raise DataError(
-                    f"{source.name}: has no column {column!r}; it has {', '.join(header)} (use --text-column)"
+                    f"{source.name}: has no column {column!r}", fix=f"it has {', '.join(header)} (use --text-column)"
                 )
             yield from _csv_pieces(reader, header.index(column), batch_bytes, opened)
         except csv.Error as error:
-            raise DataError(f"{source.name}:{reader.line_num}: is not CSV ({error}); fix the line") from None
+            raise DataError(f"{source.name}:{reader.line_num}: is not CSV ({error})", fix="fix the line") from None
 
 
 def _csv_pieces(reader: Iterable[list[str]], index: int, batch_bytes: int, opened: BinaryIO) -> Iterator[Read]:
@@ -156,7 +164,7 @@ def _csv_pieces(reader: Iterable[list[str]], index: int, batch_bytes: int, opene
 def read_txt(source: Source, batch_chars: int, tail: float | None) -> Iterator[Read]:
     """The whole file as one document, in pieces cut where no token can span.
 
-    With `tail` the last that fraction of its characters is validation, as in nanoGPT's shakespeare.
+    With `tail` the last part of its characters, that fraction, is validation, as in nanoGPT's shakespeare.
     """
     with source.open() as opened:
         if tail is None:

@@ -46,7 +46,7 @@ def measure_parquet(path: str | Path, column: str = "text", tokenizer: Tokenizer
     find_text_column(file, column, name)
     groups = [group for group in row_groups(file, column) if group.rows]
     if not groups:
-        raise DataError(f"{name}: has no rows; give a file with documents")
+        raise DataError(f"{name}: has no rows", fix="give a file with documents")
     tokenizer = tokenizer or gpt2_tokenizer()
     samples = [_sample(file, column, group, tokenizer, name) for group in _spread(groups)]
     text_bytes = _text_bytes(samples, groups)
@@ -55,7 +55,7 @@ def measure_parquet(path: str | Path, column: str = "text", tokenizer: Tokenizer
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _RowSample:
     documents: int
     text_bytes: int
     tokens: int  # without end-of-text
@@ -69,13 +69,13 @@ def _spread(groups: Sequence[RowGroup]) -> list[RowGroup]:
     return [groups[(2 * i + 1) * len(groups) // (2 * wanted)] for i in range(wanted)]
 
 
-def _sample(file: pq.ParquetFile, column: str, group: RowGroup, tokenizer: Tokenizer, name: str) -> _Sample:
+def _sample(file: pq.ParquetFile, column: str, group: RowGroup, tokenizer: Tokenizer, name: str) -> _RowSample:
     batch, _ = next(read_batches(file, column, group, SAMPLE_BYTES, name))
     texts = [_text(value) for value in batch if value]
     ids, _ = tokenizer.encoder.encode_batch(texts)
     share = group.text_bytes * len(batch) / group.rows
     text_bytes = sum(len(text.encode("utf-8")) for text in texts)
-    return _Sample(len(texts), text_bytes, len(ids), share, len(batch) == group.rows)
+    return _RowSample(len(texts), text_bytes, len(ids), share, len(batch) == group.rows)
 
 
 def _text(value: str | bytes) -> str:
@@ -91,7 +91,7 @@ def _counted_tokens(file: pq.ParquetFile, column: str, tokenizer: Tokenizer, nam
         counts = file.read(columns=["token_count"], use_threads=False).column("token_count")
         head = next(file.iter_batches(CHECKED_ROWS, columns=[column, "token_count"], use_threads=False))
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{name}: is damaged ({str(error).splitlines()[0]}); download it again") from None
+        raise DataError(f"{name}: is damaged ({str(error).splitlines()[0]})", fix="download it again") from None
     if counts.null_count:
         return None
     found = [len(tokenizer.encode(_text(value or ""))) for value in values(head.column(0))]
@@ -101,7 +101,7 @@ def _counted_tokens(file: pq.ParquetFile, column: str, tokenizer: Tokenizer, nam
     return Estimate.exact(float(pc.sum(counts).as_py() + documents))
 
 
-def _text_bytes(samples: Sequence[_Sample], groups: Sequence[RowGroup]) -> int:
+def _text_bytes(samples: Sequence[_RowSample], groups: Sequence[RowGroup]) -> int:
     """The footer's sum, which is right to about 0.1 % unless equal texts share one dictionary entry."""
     footer = sum(group.text_bytes for group in groups)
     seen = sum(sample.text_bytes for sample in samples)
@@ -111,12 +111,12 @@ def _text_bytes(samples: Sequence[_Sample], groups: Sequence[RowGroup]) -> int:
     return round(footer * ratio) if ratio > SHARED_TEXT_RATIO else footer
 
 
-def _all_seen(samples: Sequence[_Sample], groups: Sequence[RowGroup]) -> bool:
+def _all_seen(samples: Sequence[_RowSample], groups: Sequence[RowGroup]) -> bool:
     return len(samples) == len(groups) and all(sample.whole for sample in samples)
 
 
 def _estimate(
-    samples: Sequence[_Sample], text_bytes: int, groups: Sequence[RowGroup], tokenizer: Tokenizer
+    samples: Sequence[_RowSample], text_bytes: int, groups: Sequence[RowGroup], tokenizer: Tokenizer
 ) -> Estimate:
     """Tokens per byte of the sampled text, times all bytes of text, with a Student t range."""
     ends = tokenizer.end_of_text is not None

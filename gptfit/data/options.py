@@ -43,7 +43,7 @@ class PrepareOptions:
         if self.workers < 0:
             raise UsageError(f"--workers {self.workers} is less than one")
         if self.engine == "ray" and (self.limit_documents or self.limit_tokens):
-            raise UsageError("--limit needs the order of one machine; use --engine local")
+            raise UsageError("--limit needs the order of one machine", fix="use --engine local")
 
     @property
     def n_workers(self) -> int:
@@ -82,7 +82,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PrepareProgress:
     """How far it is. `source_bytes` runs to the forecast's."""
 
     source_bytes: int
@@ -92,12 +92,12 @@ class Progress:
     counts: Mapping[str, int]
 
 
-class Report(Protocol):
+class PrepareReport(Protocol):
     """Takes what prepare has to say; the command line prints it, a test keeps it."""
 
     def forecast(self, forecast: Forecast) -> None: ...
 
-    def progress(self, progress: Progress) -> None: ...
+    def progress(self, progress: PrepareProgress) -> None: ...
 
     def note(self, line: str) -> None: ...
 
@@ -108,7 +108,7 @@ class Silent:
     def forecast(self, forecast: Forecast) -> None:
         pass
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: PrepareProgress) -> None:
         pass
 
     def note(self, line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -17,9 +18,17 @@ from numpy.typing import NDArray
 
 from gptfit.data.sources import Source
 from gptfit.errors import DataError
+from gptfit.files import reason_of, remedy_of
 
+SIGNATURE_BYTES = 28  # after the footer: a nonce of 12 and a tag of 16 (Parquet modular encryption)
+NO_MEMORY = "not enough memory to read it; close other programs or use fewer --workers, and run the same command again"
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR)
 # The columns that keep their values end to end, and the type of the places where each begins.
 OFFSETS = {pa.string(): np.int32, pa.binary(): np.int32, pa.large_string(): np.int64, pa.large_binary(): np.int64}
+
+
+class OutOfMemory(DataError):
+    """This machine is at fault and not the file: never skipped with --skip-bad."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +45,37 @@ class RowGroup:
 def open_parquet(file: str | Path | BinaryIO, name: str) -> pq.ParquetFile:
     """The file's footer, read; `name` is what errors call it."""
     try:
-        return pq.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
+        opened = pq.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
+        if _is_encrypted(file, opened):
+            raise DataError(
+                f"{name}: has encrypted columns, which gptfit cannot read", fix="save a copy without encryption"
+            )
+        return opened
+    except MemoryError:
+        raise OutOfMemory(f"{name}: {NO_MEMORY}") from None
     except FileNotFoundError:
         raise DataError(f"{name}: no such file") from None
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{name}: {_why_unreadable(file, error)}") from None
 
 
+def _is_encrypted(file: str | Path | BinaryIO, opened: pq.ParquetFile) -> bool:
+    """Whether the footer is signed, as that of a file with encrypted columns; pyarrow would end the process at those."""
+    if isinstance(file, (str, Path)):
+        with open(file, "rb") as again:
+            return _is_encrypted(again, opened)
+    file.seek(-8, os.SEEK_END)
+    footer_bytes = int.from_bytes(file.read(4), "little")
+    return footer_bytes - int(opened.metadata.serialized_size) == SIGNATURE_BYTES
+
+
 def _why_unreadable(file: str | Path | BinaryIO, error: Exception) -> str:
     """pyarrow's message, or what the first bytes show to be the real trouble."""
+    if isinstance(error, OSError) and error.errno in UNREADABLE:
+        return f"cannot be read ({reason_of(error)}); {remedy_of(error)}"
     if isinstance(file, (str, Path)) and os.path.isfile(file):
         if os.path.getsize(file) == 0:
-            return "is empty (0 bytes); download it again"
+            return "is empty (0 bytes); it was not written or downloaded whole"
         with open(file, "rb") as opened:
             head = opened.read(256).lstrip().lower()
         if head.startswith((b"<!doctype", b"<html", b"<?xml")):
@@ -90,10 +118,12 @@ def find_text_column(file: pq.ParquetFile, column: str, name: str) -> pa.DataTyp
     """The column's type once it is known to hold text."""
     schema = file.schema_arrow
     if column not in schema.names:
-        raise DataError(f"{name}: has no column {column!r}; it has {', '.join(schema.names)} (use --text-column)")
+        raise DataError(
+            f"{name}: has no column {column!r}", fix=f"it has {', '.join(schema.names) or 'none'} (use --text-column)"
+        )
     kind = schema.field(column).type
     if not _holds_text(kind):
-        raise DataError(f"{name}: column {column!r} holds {kind}, not text; use --text-column")
+        raise DataError(f"{name}: column {column!r} holds {kind}, not text", fix="use --text-column")
     return kind
 
 
@@ -139,9 +169,11 @@ def read_batches(
             texts, sizes = values(batch.column(0)), byte_lengths(batch.column(0))
             del batch  # or a document of a gigabyte would be held twice while it is encoded
             yield texts, sizes
+    except MemoryError:  # pyarrow's too; the file is as good as before
+        raise OutOfMemory(f"{name}: row group {group.index}: {NO_MEMORY}") from None
     except (pa.ArrowException, OSError) as error:
         message = str(error).splitlines()[0]
-        raise DataError(f"{name}: row group {group.index} is damaged ({message}); download it again") from None
+        raise DataError(f"{name}: row group {group.index} is damaged ({message})", fix="download it again") from None
 
 
 def values(array: pa.Array) -> list[str | bytes | None]:

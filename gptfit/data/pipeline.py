@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from gptfit.data.documents import Batch, Reading, read_unit
-from gptfit.data.encode import Piece, encode_documents
+from gptfit.data.documents import DocumentBatch, Reading, read_unit
+from gptfit.data.encode import EncodedBatch, encode_documents
 from gptfit.data.parquet import OpenFiles
 from gptfit.data.tokenizer import Tokenizer
 from gptfit.data.work import Unit
@@ -27,7 +27,9 @@ class _Running:
     """A unit at work: its pieces, then None, or the exception that ended it."""
 
     unit: Unit
-    pieces: queue.Queue[Piece | BaseException | None] = field(default_factory=lambda: queue.Queue(PIECES_WAITING))
+    pieces: queue.Queue[EncodedBatch | BaseException | None] = field(
+        default_factory=lambda: queue.Queue(PIECES_WAITING)
+    )
 
 
 def encoded_pieces(
@@ -37,7 +39,7 @@ def encoded_pieces(
     units: Sequence[Unit],
     skip_pieces: int,
     workers: int,
-) -> Generator[tuple[Unit, int, Piece | None], None, None]:
+) -> Generator[tuple[Unit, int, EncodedBatch | None], None, None]:
     """(unit, number, piece) in the order of the units; a None piece ends each unit.
 
     The first `skip_pieces` pieces of the first unit are already written: they are read again but not encoded.
@@ -70,7 +72,7 @@ def encoded_pieces(
                     at_work.append(running)
                 running = at_work.popleft()
                 number = skip_pieces if running.unit is units[0] else 0
-                while isinstance(piece := running.pieces.get(), Piece):
+                while isinstance(piece := running.pieces.get(), EncodedBatch):
                     number += 1
                     yield running.unit, number, piece
                 if piece is not None:
@@ -81,10 +83,13 @@ def encoded_pieces(
 
 
 def _encoded(
-    batches: Iterable[Batch], encode: Callable[[Batch], Piece], pool: ThreadPoolExecutor, ahead: int
-) -> Iterator[Piece]:
+    batches: Iterable[DocumentBatch],
+    encode: Callable[[DocumentBatch], EncodedBatch],
+    pool: ThreadPoolExecutor,
+    ahead: int,
+) -> Iterator[EncodedBatch]:
     """The batches encoded in the pool, in order, with `ahead` of them at work while the next is read."""
-    waiting: deque[Future[Piece]] = deque()
+    waiting: deque[Future[EncodedBatch]] = deque()
     for batch in batches:
         waiting.append(pool.submit(encode, batch))
         if len(waiting) > ahead:
@@ -93,7 +98,7 @@ def _encoded(
         yield waiting.popleft().result()
 
 
-def _put(running: _Running, piece: Piece | BaseException | None, stop: threading.Event) -> None:
+def _put(running: _Running, piece: EncodedBatch | BaseException | None, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             running.pieces.put(piece, timeout=POLL_SECONDS)

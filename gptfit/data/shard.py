@@ -11,21 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from gptfit.data.bins import TokenFile, publish
+from gptfit.data.bins import TokenFileWriter, publish
+from gptfit.data.crowd import Delivered, MakeTokenizer, is_worth_processes, pieces_by_processes
 from gptfit.data.documents import Reading
-from gptfit.data.encode import Piece
+from gptfit.data.encode import EncodedBatch
 from gptfit.data.journal import Journal, resume_point
 from gptfit.data.pipeline import encoded_pieces
-from gptfit.data.tokenizer import Tokenizer
 from gptfit.data.work import Unit
 from gptfit.errors import DataError
-from gptfit.wholefile import sync_folder
 
 JOURNAL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardOptions:
     """What every shard of one prepare has in common."""
 
     reading: Reading
@@ -46,23 +45,26 @@ class Shard:
 
 
 # Called now and then with the state so far and the lines about bad rows since the last call.
-OnProgress = Callable[[Journal, list[str]], None]
+OnShardProgress = Callable[[Journal, list[str]], None]
 
 
-def write_shard(job: Job, shard: Shard, fresh: Journal, tokenizer: Tokenizer, on_progress: OnProgress) -> Journal:
+def write_shard(
+    job: ShardOptions, shard: Shard, fresh: Journal, make_tokenizer: MakeTokenizer, on_progress: OnShardProgress
+) -> Journal:
     """From where the journal stands to the end; returns the last state, with the files under their final names."""
     state = resume_point(shard.journal, replace(fresh, unit=shard.units[0].index))
     if not state.complete:
-        state = _write_units(job, shard, state, tokenizer, on_progress)
+        state = _write_units(job, shard, state, make_tokenizer, on_progress)
     publish(shard.train, state.train_bytes)
     publish(shard.val, state.val_bytes)
-    sync_folder(shard.train.parent)
     return state
 
 
-def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, on_progress: OnProgress) -> Journal:
-    train = TokenFile(shard.train, state.train_bytes)
-    val = TokenFile(shard.val, state.val_bytes)
+def _write_units(
+    job: ShardOptions, shard: Shard, state: Journal, make_tokenizer: MakeTokenizer, on_progress: OnShardProgress
+) -> Journal:
+    train = TokenFileWriter(shard.train, state.train_bytes)
+    val = TokenFileWriter(shard.val, state.val_bytes)
     started = saved = time.monotonic() - state.seconds
     problems: list[str] = []
 
@@ -76,8 +78,7 @@ def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, o
         on_progress(state, problems)
         is_over = _is_full(job, state.counts)  # stopped after the limit was reached, before it was called complete
         units = [unit for unit in shard.units if unit.index >= state.unit and not is_over]
-        delivered = encoded_pieces(job.reading, tokenizer, job.separator, units, state.piece, job.workers)
-        with closing(delivered):
+        with closing(_delivered(job, make_tokenizer, units, state.piece)) as delivered:
             for unit, number, piece in delivered:
                 if piece is None:
                     state = replace(state, unit=unit.index + 1, piece=0)
@@ -85,7 +86,7 @@ def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, o
                 piece = _within_limits(piece, job, state.counts)
                 train.append(*piece.train)
                 val.append(*piece.val)
-                problems += piece.problems
+                problems += piece.account.problems
                 state = _after(state, piece, number, train.size, val.size, time.monotonic() - started)
                 if _is_full(job, state.counts):
                     break
@@ -107,7 +108,14 @@ def _write_units(job: Job, shard: Shard, state: Journal, tokenizer: Tokenizer, o
         val.close()
 
 
-def _within_limits(piece: Piece, job: Job, counts: Counter[str]) -> Piece:
+def _delivered(job: ShardOptions, make_tokenizer: MakeTokenizer, units: list[Unit], skip_pieces: int) -> Delivered:
+    """By threads of this process, or by processes where there are cores and work enough."""
+    if is_worth_processes(units, job.workers):
+        return pieces_by_processes(job.reading, make_tokenizer, job.separator, units, skip_pieces, job.workers)
+    return encoded_pieces(job.reading, make_tokenizer(), job.separator, units, skip_pieces, job.workers)
+
+
+def _within_limits(piece: EncodedBatch, job: ShardOptions, counts: Counter[str]) -> EncodedBatch:
     """The piece, or its documents up to the one that reaches the limit."""
     keep = len(piece.lengths)
     if job.limit_documents is not None:
@@ -125,11 +133,11 @@ def _within_limits(piece: Piece, job: Job, counts: Counter[str]) -> Piece:
         lengths=lengths,
         is_val=is_val,
         text_bytes=piece.text_bytes[:keep],
-        continues=False,
+        account=replace(piece.account, continues=False),
     )
 
 
-def _is_full(job: Job, counts: Counter[str]) -> bool:
+def _is_full(job: ShardOptions, counts: Counter[str]) -> bool:
     documents = counts["train.documents"] + counts["val.documents"]
     tokens = counts["train.tokens"] + counts["val.tokens"]
     return (job.limit_documents is not None and documents >= job.limit_documents) or (
@@ -137,27 +145,29 @@ def _is_full(job: Job, counts: Counter[str]) -> bool:
     )
 
 
-def _after(state: Journal, piece: Piece, number: int, train_bytes: int, val_bytes: int, seconds: float) -> Journal:
+def _after(
+    state: Journal, piece: EncodedBatch, number: int, train_bytes: int, val_bytes: int, seconds: float
+) -> Journal:
     return replace(
         state,
         piece=number,
         train_bytes=train_bytes,
         val_bytes=val_bytes,
-        source_bytes=state.source_bytes + piece.source_bytes,
+        source_bytes=state.source_bytes + piece.account.source_bytes,
         seconds=seconds,
         counts=state.counts + _counts(piece),
     )
 
 
-def _counts(piece: Piece) -> Counter[str]:
+def _counts(piece: EncodedBatch) -> Counter[str]:
     finished = np.ones(len(piece.lengths), np.int64)
-    if piece.continues and len(finished):
+    if piece.account.continues and len(finished):
         finished[-1] = 0
-    counts: Counter[str] = Counter({"rows": piece.rows})
+    counts: Counter[str] = Counter({"rows": piece.account.rows})
     for name, of_each in (("documents", finished), ("tokens", piece.lengths), ("bytes", piece.text_bytes)):
         in_val = int(of_each[piece.is_val].sum())
         counts[f"train.{name}"] = int(of_each.sum()) - in_val
         counts[f"val.{name}"] = in_val
-    counts.update({f"skipped.{reason}": n for reason, n in piece.skipped.items()})
-    counts.update({f"replaced.{reason}": n for reason, n in piece.replaced.items()})
+    counts.update({f"skipped.{reason}": n for reason, n in piece.account.skipped.items()})
+    counts.update({f"replaced.{reason}": n for reason, n in piece.account.replaced.items()})
     return counts

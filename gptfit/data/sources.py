@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gptfit.errors import DataError
+from gptfit.files import reason_of, remedy_of
 
 KINDS = {
     ".parquet": "parquet",
@@ -20,6 +21,10 @@ KINDS = {
     ".txt": "txt",
     ".csv": "csv",
 }
+
+
+class Changed(DataError):
+    """A source is not what it was when prepare began."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Source:
 
 
 def find_sources(arguments: Iterable[str], skip: Callable[[str, str], None] | None = None) -> list[Source]:
-    """Every file the arguments name, each once. `skip(name, why)` takes those that cannot be used; else they stop us."""
+    """Every file the arguments name, each once. `skip(name, why)` takes those that cannot be used; without it they are errors."""
     found: dict[str, Source] = {}
     for argument in arguments:
         for location, name in _expand(argument):
@@ -64,7 +69,7 @@ def find_sources(arguments: Iterable[str], skip: Callable[[str, str], None] | No
                 continue
             found.setdefault(location, source)
     if not found:
-        raise DataError("no file to prepare; give a Parquet file, a folder, a glob, a link or hf://datasets/...")
+        raise DataError("no file to prepare", fix="give a Parquet file, a folder, a glob, a link or hf://datasets/...")
     return list(found.values())
 
 
@@ -75,8 +80,8 @@ def _expand(argument: str) -> list[tuple[str, str]]:
     if argument.startswith("hf://"):
         from gptfit.data.hub import download
 
-        return download(argument)
-    path = Path(argument).expanduser()
+        return download(argument, kind_of)
+    path = Path(os.path.expanduser(argument))  # Path.expanduser raises where there is no such home
     if path.is_dir():
         files = sorted(str(file) for file in path.rglob("*") if file.is_file() and kind_of(file.name))
         if not files:
@@ -93,14 +98,36 @@ def _expand(argument: str) -> list[tuple[str, str]]:
 def _describe(location: str, name: str) -> Source:
     kind = kind_of(location.split("?")[0])
     if kind is None:
-        raise DataError(f"{name}: is none of {', '.join(KINDS)}; convert or rename it")
+        raise DataError(f"{name}: is none of {', '.join(KINDS)}", fix="convert or rename it")
     if location.startswith(("http://", "https://")):
         from gptfit.data.http import HttpFile
 
         with HttpFile(location) as file:
             return Source(name, location, kind, file.size, file.stamp)
-    status = os.stat(location)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{name!a}: the name is not UTF-8", fix="rename the file") from None
+    try:
+        status = os.stat(location)
+        with open(location, "rb"):  # a file that may not be read is better known now
+            pass
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
     return Source(name, location, kind, status.st_size, str(status.st_mtime_ns))
+
+
+def check_unchanged(source: Source) -> None:
+    """After reading: half of the old file and half of the new one must never become one data set."""
+    if source.is_remote:
+        return  # HttpFile compares the stamp of every answer
+    try:
+        status = os.stat(source.location)
+        is_same = (status.st_size, str(status.st_mtime_ns)) == (source.size, source.stamp)
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise Changed(f"{source.name}: changed while it was read; let it be finished, then start over with --restart")
 
 
 def kind_of(name: str) -> str | None:

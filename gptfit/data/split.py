@@ -38,10 +38,14 @@ def row_hashes(seed: int, key: str, rows: NDArray[np.int64]) -> NDArray[np.uint6
     """splitmix64 (Steele, Lea, Flood 2014) of the row number, started from a digest of seed and file name."""
     digest = hashlib.blake2b(f"{seed}\0{key}".encode(), digest_size=8).digest()
     x = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "little"))
+    return scramble(x)
+
+
+def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64; array arithmetic wraps at 64 bits as it should."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
-    return mixed
+    return x ^ (x >> np.uint64(31))
 
 
 def hash_rule(

@@ -4,14 +4,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gptfit.model.cache import KVCache
 from gptfit.model.head import token_loss
 from gptfit.shape import ModelShape
+
+# False keeps everything for backward; 'wide' computes norms, activations and residual sums again, which costs memory
+# traffic only; True computes whole blocks again, a third more arithmetic.
+Checkpointing = bool | str
+
+# The costly operations, whose results checkpoint_activations='wide' keeps.
+_aten = torch.ops.aten
+KEPT_OPERATIONS = frozenset(
+    [
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+    ]
+)
+
+
+def _keep_costly(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    is_costly = operation in KEPT_OPERATIONS
+    return CheckpointPolicy.MUST_SAVE if is_costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class LanguageModel(nn.Module, ABC):
@@ -23,13 +48,15 @@ class LanguageModel(nn.Module, ABC):
     lm_head: nn.Linear
     transformer: nn.ModuleDict
 
-    def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: bool = False) -> None:
+    def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: Checkpointing = False) -> None:
         super().__init__()
         self.shape = shape
         self.dropout_rate = dropout
         self.checkpoint_activations = checkpoint_activations
         # Tokens per piece of the loss; 0 computes all logits at once.
         self.loss_chunk_tokens = 0
+        # Whether a chunk's softmax and gradient are one compiled kernel; worth it on a card only.
+        self.loss_is_fused = False
         # What forward calls for the hidden states; the compiler replaces it, `hidden` stays as written.
         self.trunk: Callable[[Tensor], Tensor] = self.hidden
 
@@ -42,7 +69,11 @@ class LanguageModel(nn.Module, ABC):
         return self.loss(self.trunk(idx), targets)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return token_loss(hidden.flatten(0, 1), self.lm_head.weight, targets.flatten(), self.loss_chunk_tokens)
+        return self._token_loss(hidden, targets, cap=0.0)
+
+    def _token_loss(self, hidden: Tensor, targets: Tensor, cap: float) -> Tensor:
+        states, ids = hidden.flatten(0, 1), targets.flatten()
+        return token_loss(states, self.lm_head.weight, ids, self.loss_chunk_tokens, cap, self.loss_is_fused)
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., C) states -> (..., V) logits."""
@@ -59,6 +90,8 @@ class LanguageModel(nn.Module, ABC):
     def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
         """Call a block, keeping its inputs only and computing the rest again in backward when asked to."""
         if self.checkpoint_activations and torch.is_grad_enabled():
-            keeps_rng = self.dropout_rate > 0
-            return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=keeps_rng)  # type: ignore[no-any-return]
+            how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": self.dropout_rate > 0}
+            if self.checkpoint_activations == "wide":
+                how["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_costly)
+            return checkpoint(block, *inputs, **how)  # type: ignore[no-any-return]
         return block(*inputs)  # type: ignore[no-any-return]

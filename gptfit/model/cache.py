@@ -64,6 +64,7 @@ class KVCache:
         size = (rows, shape.n_head, room, shape.n_embd // shape.n_head)
         self.layers = [LayerCache(size, device, dtype) for _ in range(shape.n_layer)]
         self.previous: Tensor | None = None  # the last token's embedding, for models that look back one token
+        self.previous_id: Tensor | None = None  # and the token itself
 
     @property
     def length(self) -> int:

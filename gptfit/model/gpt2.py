@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gptfit.model.base import LanguageModel
+from gptfit.model.base import Checkpointing, LanguageModel
 from gptfit.model.cache import KVCache
 from gptfit.model.layers import Block, LayerNorm
 from gptfit.shape import ModelShape
@@ -18,7 +18,7 @@ INIT_STD = 0.02  # GPT-2
 class GPT2(LanguageModel):
     """The tensors of `ModelShape.weights()`, made in nanoGPT's order so one seed gives the same weights."""
 
-    def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: bool = False) -> None:
+    def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: Checkpointing = False) -> None:
         super().__init__(shape, dropout, checkpoint_activations)
         blocks = (Block(shape.n_embd, shape.n_head, shape.bias, dropout) for _ in range(shape.n_layer))
         self.transformer = nn.ModuleDict(

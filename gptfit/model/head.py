@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,16 +11,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # Rows of logits turned into probabilities at a time. On a CPU 16 x 50,304 floats are 3 MB, small enough for a core's
-# cache; on a card 512 rows fill it and take 100 MB of float32.
+# cache; on a card 512 rows fill it and take 100 MB of float32. Fused code takes a whole chunk, as it keeps no copy.
 CPU_ROWS_PER_SOFTMAX, CARD_ROWS_PER_SOFTMAX = 16, 512
 
 
-def token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = 0, cap: float = 0.0) -> Tensor:
+def token_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = 0, cap: float = 0.0, fused: bool = False
+) -> Tensor:
     """Mean cross entropy of (N, C) states against (N,) targets; 0 for chunk_tokens computes all logits at once."""
     if not chunk_tokens:
         return F.cross_entropy(soft_cap(F.linear(hidden, weight), cap), targets)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _ChunkedLoss.apply(hidden, weight, targets, chunk_tokens, cap)  # type: ignore[no-any-return, no-untyped-call]
+        return _ChunkedLoss.apply(hidden, weight, targets, chunk_tokens, cap, fused)  # type: ignore[no-any-return, no-untyped-call]
     return _chunked_loss(hidden, weight, targets, chunk_tokens, cap)
 
 
@@ -46,27 +50,30 @@ class _ChunkedLoss(torch.autograd.Function):
     """Gradients are computed in forward while a chunk's probabilities exist; backward only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float, fused: bool
+    ) -> Tensor:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         with torch.autocast(kind, enabled=False):
             loss, grad_hidden, grad_weight = _loss_and_gradients(
-                hidden.to(dtype), weight.to(dtype), targets, chunk_tokens, cap
+                hidden.to(dtype), weight.to(dtype), targets, chunk_tokens, cap, fused
             )
         ctx.save_for_backward(grad_hidden.to(hidden.dtype), grad_weight)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight.mul_(grad_loss), None, None, None
+        return grad_hidden * grad_loss, grad_weight.mul_(grad_loss), None, None, None, None
 
 
 def _loss_and_gradients(
-    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float, fused: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The division by the token count comes last: probabilities near 1/N would vanish in 16 bits."""
     n_tokens, rows = hidden.shape[0], min(chunk_tokens, hidden.shape[0])
+    losses_of = fused_losses() if fused else _losses_leaving_gradient
     losses = torch.empty(n_tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
     grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=hidden.device)
@@ -75,27 +82,56 @@ def _loss_and_gradients(
         part = slice(start, min(start + chunk_tokens, n_tokens))
         states, ids = hidden[part], targets[part]
         logits = torch.mm(states, weight.t(), out=buffer[: len(states)])
-        losses[part] = _losses_leaving_gradient(logits, ids, cap)
+        losses[part] = losses_of(logits, ids, cap)
         grad_hidden[part] = logits @ weight
-        if logits.dtype == torch.float32:
-            grad_weight.addmm_(logits.t(), states)
-        else:
-            grad_weight += logits.t() @ states
+        _add_product(grad_weight, logits.t(), states)
     return losses.mean(), grad_hidden.div_(n_tokens), grad_weight.div_(n_tokens)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right in float32; a card adds 16-bit products without a copy of them."""
+    if left.dtype == torch.float32:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total += left @ right
+
+
+@cache
+def fused_losses() -> Callable[[Tensor, Tensor, float], Tensor]:
+    """A chunk's losses and gradient as one kernel: logits are read twice and written once, in their own format."""
+    return torch.compile(_losses_of_chunk, dynamic=False)
 
 
 def _losses_leaving_gradient(logits: Tensor, ids: Tensor, cap: float) -> Tensor:
     """Per-token losses; `logits` is overwritten by softmax minus one-hot, the gradient of their sum; a cap bends it."""
     rows = CPU_ROWS_PER_SOFTMAX if logits.device.type == "cpu" else CARD_ROWS_PER_SOFTMAX
-    losses = []
-    for block, targets in zip(_pieces(logits, rows), _pieces(ids, rows), strict=True):
-        log_p = torch.log_softmax(soft_cap(block.float(), cap), dim=-1)
-        column = targets.unsqueeze(1)
-        losses.append(-log_p.gather(1, column).squeeze(1))
-        p = log_p.exp_()
-        p.scatter_add_(1, column, torch.full_like(column, -1, dtype=p.dtype))
-        block.copy_(p if not cap else p * _cap_bend(block.float(), cap) ** 3)
-    return torch.cat(losses)
+    return torch.cat(
+        [_losses_of_rows(b, t, cap) for b, t in zip(_pieces(logits, rows), _pieces(ids, rows), strict=True)]
+    )
+
+
+def _losses_of_rows(block: Tensor, targets: Tensor, cap: float) -> Tensor:
+    log_p = torch.log_softmax(soft_cap(block.float(), cap), dim=-1)
+    column = targets.unsqueeze(1)
+    losses = -log_p.gather(1, column).squeeze(1)
+    p = log_p.exp_()
+    p.scatter_add_(1, column, torch.full_like(column, -1, dtype=p.dtype))
+    block.copy_(p if not cap else p * _cap_bend(block.float(), cap) ** 3)
+    return losses
+
+
+def _losses_of_chunk(logits: Tensor, ids: Tensor, cap: float) -> Tensor:
+    """The same without scattering, which a compiler could not join with the rest."""
+    capped = soft_cap(logits.float(), cap)
+    log_p = capped - torch.logsumexp(capped, dim=-1, keepdim=True)
+    column = ids.unsqueeze(1)
+    losses = -log_p.gather(1, column).squeeze(1)
+    is_target = torch.arange(logits.shape[1], device=logits.device) == column
+    gradient = log_p.exp() - is_target.float()
+    logits.copy_(gradient if not cap else gradient * _cap_bend(logits.float(), cap) ** 3)
+    return losses
 
 
 def _pieces(tensor: Tensor, size: int) -> list[Tensor]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gptfit.model.base import LanguageModel
+from gptfit.model.base import Checkpointing, LanguageModel
 from gptfit.model.cache import KVCache, LayerCache
-from gptfit.model.head import soft_cap, token_loss
+from gptfit.model.head import soft_cap
 from gptfit.model.layers import LayerNorm
 from gptfit.model.rotary import rotary_tables, rotate
 from gptfit.shape import ModelShape
@@ -20,6 +20,7 @@ from gptfit.shape import ModelShape
 MATRIX_STD = 3**-0.5
 EMBEDDING_STD = 1.0  # normalised before the first block, so only the step size relative to it matters
 HEAD_STD = 0.02  # GPT-2's
+BACKOUT_SCALE = 0.2  # nanochat's, at first
 VALUE_SCALE = 0.5  # of the normalised embedding in every layer's values, at first
 
 Tables = tuple[Tensor, Tensor] | None
@@ -28,14 +29,14 @@ Tables = tuple[Tensor, Tensor] | None
 class Modern(LanguageModel):
     """The tensors of `ModelShape.weights()` for arch='modern'."""
 
-    def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: bool = False) -> None:
+    def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: Checkpointing = False) -> None:
         super().__init__(shape, dropout, checkpoint_activations)
         c, n_layer = shape.n_embd, shape.n_layer
         parts: dict[str, nn.Module] = {"wte": nn.Embedding(shape.vocab_size, c)}
         if shape.positions == "learned":
             parts["wpe"] = nn.Embedding(shape.block_size, c)
         parts["drop"] = nn.Dropout(dropout)
-        parts["h"] = nn.ModuleList(Block(shape, dropout) for _ in range(n_layer))
+        parts["h"] = nn.ModuleList(ModernBlock(shape, dropout) for _ in range(n_layer))
         parts["ln_f"] = make_norm(shape)
         self.transformer = nn.ModuleDict(parts)
         self.lm_head = nn.Linear(c, shape.vocab_size, bias=False)
@@ -43,11 +44,19 @@ class Modern(LanguageModel):
             self.transformer["wte"].weight = self.lm_head.weight
         if shape.smear:
             self.smear = nn.Parameter(torch.zeros(c))
+        if shape.smear_gate:
+            self.smear_gate = nn.Linear(shape.gate_channels, 1, bias=False)
+        if shape.bigram:
+            self.bigram = nn.Embedding(*shape.bigram_size)
+        if shape.backout:
+            self.backout = nn.Parameter(torch.full((1,), BACKOUT_SCALE))
         if shape.layer_scalars:
             self.residual_scales = nn.Parameter(torch.ones(n_layer))
             self.embedding_scales = nn.Parameter(torch.zeros(n_layer))
         if shape.value_residual:
             self.value_scales = nn.Parameter(torch.full((n_layer,), VALUE_SCALE))
+        if shape.value_layers:
+            self.values = nn.ModuleDict({str(i): ValueEmbedding(shape) for i in shape.value_layers})
         self.initialise()
 
     def initialise(self) -> None:
@@ -60,10 +69,13 @@ class Modern(LanguageModel):
                 nn.init.zeros_(parameter)
             elif name == "lm_head.weight":
                 nn.init.normal_(parameter, std=HEAD_STD)
+            elif name.endswith("gate.weight") or name == "bigram.weight":
+                nn.init.zeros_(parameter)
             elif name.startswith("transformer.w"):
                 nn.init.normal_(parameter, std=HEAD_STD if shape.tied_head else EMBEDDING_STD)
             elif parameter.dim() == 2:
-                nn.init.normal_(parameter, std=MATRIX_STD * shape.n_embd**-0.5)
+                scale = shape.mlp_init if name.endswith("c_fc.weight") else 1.0
+                nn.init.normal_(parameter, std=scale * MATRIX_STD * shape.n_embd**-0.5)
 
     def hidden(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
         shape, start = self.shape, cache.length if cache else 0
@@ -71,36 +83,80 @@ class Modern(LanguageModel):
         tables = None
         if shape.positions == "rotary":
             tables = rotary_tables(start, idx.shape[1], shape.n_embd // shape.n_head, idx.device)
-        embedded = x
+        embedded = middle = x
         for i, block in enumerate(cast(nn.ModuleList, self.transformer["h"])):
             if shape.layer_scalars:
                 x = self.residual_scales[i] * x + self.embedding_scales[i] * embedded
-            values = self.value_scales[i] * embedded if shape.value_residual else None
+            values = self._values(i, idx, x, embedded)
             x = self.run_block(block, x, values, tables, cache.layers[i] if cache else None)
+            middle = x if i + 1 == shape.n_layer // 2 else middle
+        if shape.backout:
+            x = x - self.backout * middle
         return self.transformer["ln_f"](x)  # type: ignore[no-any-return]
+
+    def _values(self, layer: int, idx: Tensor, x: Tensor, embedded: Tensor) -> Tensor | None:
+        """What is added to the attention values of a layer from the embeddings of the tokens."""
+        values = self.value_scales[layer] * embedded if self.shape.value_residual else None
+        if layer in self.shape.value_layers:
+            own: Tensor = self.values[str(layer)](idx, x, embedded)
+            values = own if values is None else values + own
+        return values
 
     def _embed(self, idx: Tensor, start: int, cache: KVCache | None) -> Tensor:
         """(B, T, C): the token's embedding, its place if that is learned, and a share of the token before it."""
         x: Tensor = self.transformer["wte"](idx)
         if self.shape.positions == "learned":
             x = x + self.transformer["wpe"](torch.arange(start, start + idx.shape[1], device=idx.device))
-        if not self.shape.smear:
-            return x
+        pairs = self._pairs(idx, cache) if self.shape.bigram else None
+        if self.shape.smear:
+            x = self._smeared(x, cache)
+        if pairs is not None:
+            x = x + F.pad(pairs, (0, x.shape[2] - pairs.shape[2]))
+        return x
+
+    def _smeared(self, x: Tensor, cache: KVCache | None) -> Tensor:
         before = x.new_zeros(1, 1, x.shape[2]) if cache is None or cache.previous is None else cache.previous
         if cache is not None:
             cache.previous = x[:, -1:]
         shifted = torch.cat([before.expand(x.shape[0], 1, -1), x[:, :-1]], dim=1)
+        if self.shape.smear_gate:
+            shifted = 2 * torch.sigmoid(self.smear_gate(x[..., : self.shape.gate_channels])) * shifted
         return x + self.smear * shifted
 
+    def _pairs(self, idx: Tensor, cache: KVCache | None) -> Tensor:
+        """(B, T, C / 4): the embedding of the token and the one before it together; the first token has none."""
+        none = idx.new_full((1, 1), -1)
+        before = none if cache is None or cache.previous_id is None else cache.previous_id
+        if cache is not None:
+            cache.previous_id = idx[:, -1:]
+        previous = torch.cat([before.expand(idx.shape[0], 1), idx[:, :-1]], dim=1)
+        rows = pair_row(previous, idx, self.shape.bigram_size[0])
+        return self.bigram(rows) * (previous >= 0).unsqueeze(2)  # type: ignore[no-any-return]
+
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        weight, cap = self.lm_head.weight, self.shape.logit_softcap
-        return token_loss(hidden.flatten(0, 1), weight, targets.flatten(), self.loss_chunk_tokens, cap)
+        return self._token_loss(hidden, targets, self.shape.logit_softcap)
 
     def head(self, hidden: Tensor) -> Tensor:
         return soft_cap(self.lm_head(hidden), self.shape.logit_softcap)
 
 
-class Block(nn.Module):
+class ValueEmbedding(nn.Module):
+    """What a layer's values get from the token itself, each head's share opened by a gate on the stream."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        c, is_table = shape.n_embd, shape.value_embeddings == "tables"
+        self.source = nn.Embedding(shape.vocab_size, c) if is_table else nn.Linear(c, c, bias=False)
+        self.gate = nn.Linear(shape.gate_channels, shape.n_head, bias=False)
+        self.is_table, self.n_head = is_table, shape.n_head
+
+    def forward(self, idx: Tensor, x: Tensor, embedded: Tensor) -> Tensor:
+        gates = 2 * torch.sigmoid(self.gate(rms_norm(x)[..., : self.gate.in_features]))
+        own: Tensor = self.source(idx if self.is_table else embedded)
+        return (gates.unsqueeze(3) * own.view(*gates.shape, -1)).flatten(2)
+
+
+class ModernBlock(nn.Module):
     """Attention, then MLP, each on a normalised copy and added back."""
 
     def __init__(self, shape: ModelShape, dropout: float) -> None:
@@ -108,7 +164,7 @@ class Block(nn.Module):
         self.ln_1 = make_norm(shape)
         self.attn = Attention(shape, dropout)
         self.ln_2 = make_norm(shape)
-        self.mlp = MLP(shape, dropout)
+        self.mlp = ModernMLP(shape, dropout)
 
     def forward(self, x: Tensor, values: Tensor | None, tables: Tables, past: LayerCache | None = None) -> Tensor:
         x = x + self.attn(self.ln_1(x), values, tables, past)
@@ -124,6 +180,8 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=False)
         self.resid_dropout = nn.Dropout(dropout)
         self.n_head, self.qk_norm, self.dropout = shape.n_head, shape.qk_norm, dropout
+        # None is the usual scale; both queries and keys times qk_scale is their product times its square.
+        self.scale = None if shape.qk_scale == 1.0 else shape.qk_scale**2 * (shape.n_embd // shape.n_head) ** -0.5
 
     def forward(self, x: Tensor, values: Tensor | None, tables: Tables, past: LayerCache | None = None) -> Tensor:
         q, k, v = self.c_attn(x).chunk(3, dim=2)
@@ -135,14 +193,14 @@ class Attention(nn.Module):
         if tables is not None:
             q, k = rotate(q, *tables), rotate(k, *tables)
         if past is not None:
-            y = past.attend(q, k, v)
+            y = past.attend(q, k, v, self.scale)
         else:
             dropout = self.dropout if self.training else 0.0
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=self.scale)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
 
 
-class MLP(nn.Module):
+class ModernMLP(nn.Module):
     """Each token on its own: four times wider, squared ReLU (So et al. 2021), back."""
 
     def __init__(self, shape: ModelShape, dropout: float) -> None:
@@ -173,3 +231,9 @@ def rms_norm(x: Tensor) -> Tensor:
 
 def squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
+
+
+def pair_row(previous: Tensor, token: Tensor, rows: int) -> Tensor:
+    """Two tokens' row of a table smaller than all pairs: multiplying with an odd number gives neighbouring pairs distant rows."""
+    mixed = (previous * 0x9E3779B1 + token) * 0x85EBCA6B  # wraps at 64 bits, the same on every device
+    return (mixed ^ (mixed >> 29)) % rows

@@ -6,15 +6,19 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gptfit import recipe
-from gptfit.configcheck import ConfigProblem
+from gptfit.config import recipe
+from gptfit.config.keys import find_warnings
+from gptfit.config.start_model import RELEASED, is_pretrained, known_shape
+from gptfit.errors import Problem
 from gptfit.plan import defaults, loss, memory
 from gptfit.plan.claims import wrong_claims
-from gptfit.plan.result import Plan, Problem
-from gptfit.startmodel import RELEASED, is_pretrained, known_shape
-from gptfit.units import count, gib, percent, si
+from gptfit.plan.result import Plan
+from gptfit.plan.setting import Setting
+from gptfit.schedule import usual_warmup
+from gptfit.units import GIB, count, gib, percent, si
 
 EVAL_LIMIT = 0.10  # of the run's time
+REGULAR_EPOCH_LIMIT = 30.0  # with dropout: nanoGPT's shakespeare_char is at its best after 28
 EPOCH_LIMIT = 4.0  # Muennighoff et al. (2023): up to four epochs are worth nearly as much as fresh data
 LEAST_TOKENS_PER_PARAMETER = 5.0
 WARMUP_LIMIT = 0.10
@@ -22,12 +26,14 @@ WARMUP_LIMIT = 0.10
 SMOKE_TEST_ITERS = 200
 
 
-def check(plan: Plan, cannot_start: Sequence[ConfigProblem], texts: Sequence[str] = ()) -> list[Problem]:
+def check(plan: Plan, cannot_start: Sequence[Problem], texts: Sequence[str] = ()) -> list[Problem]:
     """Errors first. `texts` are the config files as written, whose comments may claim a size."""
-    problems = [Problem("error", found.key, found.message, found.fix) for found in cannot_start]
+    problems = list(cannot_start)
     if plan.setting is None:
         return problems
-    for part in (_fit, _shape, _start, _precision, _step, _rate, _horizon, _data, _evaluation):
+    problems += [] if cannot_start else find_warnings(plan.config.as_dict(), plan.processes)
+    training = () if plan.config.eval_only else (_step, _rate, _horizon, _data, _evaluation)
+    for part in (_fit, _in_nanogpt, _shape, _start, _precision, *training):
         problems += part(plan)
     problems += [
         Problem("warning", key, message, fix) for key, message, fix in wrong_claims(plan.config, plan.shape, texts)
@@ -40,36 +46,66 @@ def _fit(plan: Plan) -> Iterator[Problem]:
         return
     needs, has = gib(plan.memory.device.value), gib(max(0.0, plan.usable_bytes))
     message = f"needs about {needs} where {plan.gpu.name} has {has} free: out of memory"
-    yield Problem("error", "batch_size", message, _remedy(plan))
+    key = "init_from" if is_pretrained(plan.config) and not plan.largest_micro_batch else "batch_size"
+    yield Problem("error", key, message, _remedy(plan))
 
 
 def _remedy(plan: Plan) -> str:
-    """The largest micro-batch that keeps the tokens per step; else chunks; else checkpoints; else a smaller model."""
-    setting, gpu, usable = plan.setting, plan.gpu, plan.usable_bytes or 0.0
+    """The cheapest way up the memory ladder; what is missing where none leads there."""
+    setting, ladder = plan.setting, plan.ladder
     assert setting is not None
-    assert gpu is not None
-    ways = []
+    if ladder is not None and (way := ladder.way):
+        steps = way.setting.accumulation * plan.processes
+        words = [f"{key} = {value!r}" for key, value in way.keys.items() if key != "batch_size"]
+        words.append(f"batch_size = {way.setting.micro_batch} with gradient_accumulation_steps = {steps}")
+        host = f" and {gib(way.host_bytes)} of host memory" if way.host_bytes else ""
+        speed = f", {si(way.tokens_per_s)} tokens/s" if way.tokens_per_s else ""
+        return f"{', '.join(words)}, the same tokens per step: {gib(way.device_bytes)}{host}{speed}"
+    if is_pretrained(plan.config):
+        return _smaller_start(plan, setting, plan.usable_bytes or 0.0)
+    short = f"{gib(ladder.missing_bytes)} are missing with every measure" if ladder else "nothing helps"
+    return f"a smaller model (n_layer, n_embd) or a larger card; {short}"
+
+
+def _same_step(setting: Setting, largest: int) -> str:
+    """The largest micro-batch that divides the step, in words; empty where not even one row fits."""
     rows = setting.micro_batch * setting.accumulation
-    fitting = next((b for b in range(plan.largest_micro_batch or 0, 0, -1) if rows % b == 0), 0)
-    if fitting:
-        steps = rows // fitting * plan.processes
-        ways.append(f"batch_size = {fitting} with gradient_accumulation_steps = {steps}, the same tokens per step")
-    trials = [
-        ("chunked_loss = True", replace(setting, chunked_loss=True)),
-        ("checkpoint_activations = True", replace(setting, checkpoint_activations=True)),
-        (
-            "chunked_loss = True and checkpoint_activations = True",
-            replace(setting, chunked_loss=True, checkpoint_activations=True),
-        ),
-    ]
-    for words, changed in trials:
-        needs = memory.predict(changed).device.value
-        if changed != setting and needs <= usable:
-            alone = changed == replace(setting, chunked_loss=True) and plan.config.chunked_loss == "auto"
-            itself = "; `gptfit train` does so by itself, nanoGPT cannot" if alone else ""
-            ways.append(f"{words} ({gib(needs)}{itself})")
-            break
-    return "; or ".join(ways) or "a smaller model: fewer layers or a smaller n_embd"
+    fitting = next((size for size in range(min(largest, rows), 0, -1) if rows % size == 0), 0)
+    steps = rows // fitting * setting.processes if fitting else 0
+    words = f"batch_size = {fitting} with gradient_accumulation_steps = {steps}, the same tokens per step"
+    return words if fitting else ""
+
+
+def _in_nanogpt(plan: Plan) -> Iterator[Problem]:
+    """`chunked_loss = 'auto'` makes some configs fit that nanoGPT, with its whole logits, cannot run."""
+    setting, gpu, usable = plan.setting, plan.gpu, plan.usable_bytes
+    decided = plan.config.chunked_loss == "auto" and plan.config.arch == "gpt2"
+    if setting is None or gpu is None or usable is None or not (decided and setting.chunked_loss and plan.fits):
+        return
+    whole = replace(setting, chunked_loss=False)
+    needs = memory.predict(whole).device.value
+    there = _same_step(whole, memory.largest_micro_batch(whole, gpu, gpu.vram_gib * GIB - usable))
+    yield Problem(
+        "warning",
+        "chunked_loss",
+        f"the loss is computed in chunks; nanoGPT computes it whole, which needs about {gib(needs)}: out of memory",
+        f"nothing here; in nanoGPT {there or 'a smaller model'}",
+    )
+
+
+def _smaller_start(plan: Plan, setting: Setting, usable: float) -> str:
+    """Released weights have one shape: a smaller release that fits, and the memory that this one would need."""
+    least = replace(setting, micro_batch=1, chunked_loss=True, checkpoint_activations=True)
+    needs = memory.predict(least).device.value
+    larger = f"a card with {gib(needs)} free (batch_size = 1, chunked_loss = checkpoint_activations = True)"
+    for name in reversed(RELEASED):
+        shape = known_shape(name)
+        if shape is not None and shape.n_weights < plan.shape.n_weights:
+            smaller = replace(least, shape=replace(shape, block_size=min(shape.block_size, plan.shape.block_size)))
+            if memory.predict(smaller).device.value <= usable:
+                keys = "batch_size = 1, chunked_loss = True and checkpoint_activations = True"
+                return f"init_from = '{name}', which fits with {keys}; or {larger}"
+    return larger
 
 
 def _shape(plan: Plan) -> Iterator[Problem]:
@@ -185,41 +221,41 @@ def _horizon(plan: Plan) -> Iterator[Problem]:
     config = plan.config
     if not config.decay_lr or config.max_iters <= SMOKE_TEST_ITERS:
         return
-    if config.warmup_iters > WARMUP_LIMIT * config.max_iters:
+    if WARMUP_LIMIT * config.max_iters < config.warmup_iters <= config.max_iters:
         share = percent(config.warmup_iters / config.max_iters)
         yield Problem(
             "warning",
             "warmup_iters",
             f"warmup_iters {config.warmup_iters} is {share} of the run",
-            f"use warmup_iters = {defaults.warmup_iters(config.max_iters)}",
+            f"use warmup_iters = {usual_warmup(config.max_iters)}",
         )
-    if config.schedule != "constant" and config.lr_decay_iters != config.max_iters:
-        effect = (
-            "the rate never finishes decaying"
-            if config.lr_decay_iters > config.max_iters
-            else "the last steps run at the lowest rate"
-        )
+    if config.schedule != "constant" and config.lr_decay_iters > config.max_iters:
         yield Problem(
             "warning",
             "lr_decay_iters",
-            f"lr_decay_iters {config.lr_decay_iters} differs from max_iters {config.max_iters}: {effect}",
+            f"lr_decay_iters {config.lr_decay_iters} is beyond max_iters {config.max_iters}: the rate never finishes decaying",
             f"use lr_decay_iters = {config.max_iters}",
         )
 
 
 def _data(plan: Plan) -> Iterator[Problem]:
     tokens, parameters = plan.tokens, plan.shape.tied_parameters
-    if plan.epochs and plan.data and plan.epochs.value > EPOCH_LIMIT:
+    epochs = plan.epochs.value if plan.epochs else 0.0
+    if plan.data and epochs > (REGULAR_EPOCH_LIMIT if plan.config.dropout > 0 else EPOCH_LIMIT):
         worth = loss.effective_tokens(tokens, plan.data.tokens.value)
+        remedy = (
+            "fewer iterations" if plan.config.dropout else "dropout = 0.1 and early_stop_evals, or fewer iterations"
+        )
         yield Problem(
             "warning",
             "max_iters",
-            f"{plan.epochs.value:.1f} epochs over {si(plan.data.tokens.value)} tokens: "
+            f"{epochs:.1f} epochs over {si(plan.data.tokens.value)} tokens: "
             f"{si(tokens)} seen are worth {si(worth)} fresh ones",
-            "more data, a smaller model, or fewer iterations",
+            f"more data, {remedy}",
         )
     is_short = plan.config.max_iters > SMOKE_TEST_ITERS and tokens < LEAST_TOKENS_PER_PARAMETER * parameters
-    if is_short and not is_pretrained(plan.config):
+    # Where the data ends before that, a smaller model is not the better one: plan/small_loss.py.
+    if is_short and epochs < EPOCH_LIMIT and not is_pretrained(plan.config):
         yield Problem(
             "warning",
             "max_iters",

@@ -7,7 +7,7 @@ import re
 import tokenize
 from collections.abc import Iterator, Sequence
 
-from gptfit.config import DEFAULTS, TrainConfig
+from gptfit.config.keys import DEFAULTS, TrainConfig
 from gptfit.shape import ModelShape
 from gptfit.units import si
 

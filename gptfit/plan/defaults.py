@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from gptfit import recipe
+from gptfit.config import recipe
 from gptfit.shape import ModelShape
 
 # GPT-3 (Brown et al. 2020), table 2.1: non-embedding size in parameters -> peak learning rate, tokens per step.
@@ -21,7 +21,6 @@ GPT3_SIZES = (
 # Below GPT-3's sizes: nanoGPT's 10.65M model trains at 1e-3; larger rates were not better in its own notes.
 SMALLEST_MODEL_RATE = 1.0e-3
 TOKENS_PER_PARAMETER = 20  # Chinchilla (Hoffmann et al. 2022): compute-optimal
-WARMUP_FRACTION = 0.03  # GPT-3 warms up over 375M of 300B tokens; short runs need relatively more, nanoGPT's owt 0.3 %
 WEIGHT_DECAY = 0.1  # GPT-3, nanoGPT
 
 
@@ -65,11 +64,6 @@ def usual_learning_rate(parameters: float) -> tuple[float, float]:
     """A factor of three below to four above the default: tuned AdamW runs at 124M go up to 1.8e-3 (modded-nanogpt)."""
     rate = learning_rate(parameters)
     return rate / 3, rate * 4
-
-
-def warmup_iters(max_iters: int) -> int:
-    """Three per cent of the run, nanoGPT's 2,000 at most, 10 at least."""
-    return max(min(10, max_iters), min(2_000, round(max_iters * WARMUP_FRACTION)))
 
 
 def optimal_tokens(shape: ModelShape) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gptfit.estimate import Basis, Estimate
 from gptfit.measured import MeasuredLoss
+from gptfit.shape import ModelShape
 
 # Muennighoff et al. (2023), "Scaling Data-Constrained Language Models", appendix A; N with tied embeddings, GPT-2 BPE.
 E = 1.8691
@@ -27,7 +28,15 @@ UNKNOWN_OFFSET = 0.12  # web text of unknown kind: the middle of the above witho
 # How many plain tokens one token of a better recipe is worth; from the modded-nanogpt and track-3 rows (formulas.md).
 MODERN_ARCH_TOKENS = 2.1
 MUON_TOKENS = 1.45
+# Tables of values on alternate layers: what is looked up counts less than what is multiplied with, and the recipe they
+# come with is worth tokens of its own. From nanochat's d12 and d20 (tests/losses_nanochat.csv, formulas.md).
+TABLE_SHARE = 0.7
+TABLE_TOKENS = 1.25
+TABLE_RATIO = 1.4  # tables over parameters from which they have that worth: d12 has 1.9, d20 1.4
+TABLES_FROM = 100e6  # parameters; nothing is published of tables that outweigh a smaller model
+TABLE_WIDTH = 0.12  # the largest error of those 12 points is 0.10
 
+GPT2_VOCABULARY = 50_304  # with nanoGPT's padding
 GPT2_BYTES_PER_TOKEN = 4.65  # FineWeb-Edu, GPT-2 BPE; other tokenizers are converted through bytes
 
 # Below these the law is not an answer: nobody has published a point there that it met.
@@ -42,6 +51,7 @@ class Loss:
     loss: Estimate  # nats per token of the data's own tokenizer
     effective_tokens: float  # tokens the repeats are worth, in fresh ones
     sentence: str  # on what it rests
+    bits_per_byte: Estimate | None = None  # the same, comparable across tokenizers
 
 
 def predict(
@@ -53,24 +63,40 @@ def predict(
     optimizer: str = "adamw",
     bytes_per_token: float | None = None,
     own_runs: Iterable[MeasuredLoss] = (),
+    value_tables: int = 0,
 ) -> Loss | None:
     """Validation loss after `tokens` over `unique_tokens` of `dataset`; None where the law says nothing.
 
     `bytes_per_token` is for data in another tokenizer than GPT-2's: tokens and loss are converted through bytes.
+    `value_tables` are the weights that are looked up beside those the law counts.
     """
     scale = bytes_per_token / GPT2_BYTES_PER_TOKEN if bytes_per_token else 1.0
     unique = min(tokens, unique_tokens or tokens)
     if parameters < LEAST_PARAMETERS or unique * scale < LEAST_TOKENS:
         return None
-    law = law_loss(parameters, tokens * scale, unique * scale, token_value(arch, optimizer))
+    counted, worth = tables_effect(parameters, value_tables)
+    value = token_value(arch, optimizer) * worth
+    law = law_loss(parameters + counted, tokens * scale, unique * scale, value)
     offset, basis, sentence = _offset(dataset, own_runs, scale)
     new_recipe = arch == "modern" or optimizer == "muon"
-    below, above = half_widths(parameters, tokens * scale, dataset_kind(dataset) is not None, new_recipe)
+    is_known = dataset_kind(dataset) is not None
+    below, above = half_widths(parameters, tokens * scale, is_known, new_recipe, worth == TABLE_TOKENS)
     if basis == "measured":
         below, above = min(below, 0.08), min(above, 0.08)
     value = law + offset
     estimate = Estimate(value * scale, (value - below) * scale, (value + above) * scale, basis)
     return Loss(estimate, effective_tokens(tokens, unique), sentence)
+
+
+def law_parameters(shape: ModelShape) -> int:
+    """The law's N: as if the head were tied and had GPT-2's vocabulary, whichever smaller one it has.
+
+    A smaller vocabulary makes a model cheaper, not worse per byte: at 6 x 384 one of 8k entries reaches the same bits per
+    byte with 1.8 times fewer FLOPs per character, at 12 x 768 one of 16k with 1.13 times fewer (published fits), which is
+    what the head's share of the FLOPs and the longer text come to.
+    """
+    missing = max(0, GPT2_VOCABULARY - shape.vocab_size)
+    return shape.tied_parameters + missing * shape.n_embd
 
 
 def law_loss(parameters: float, tokens: float, unique_tokens: float, value_per_token: float = 1.0) -> float:
@@ -103,8 +129,21 @@ def token_value(arch: str, optimizer: str) -> float:
     return (MODERN_ARCH_TOKENS if arch == "modern" else 1.0) * (MUON_TOKENS if optimizer == "muon" else 1.0)
 
 
-def half_widths(parameters: float, tokens: float, known: bool = True, new_recipe: bool = False) -> tuple[float, float]:
+def tables_effect(parameters: float, value_tables: float) -> tuple[float, float]:
+    """What value tables add to the law's N, and how many tokens one is worth with them."""
+    if parameters < TABLES_FROM:
+        return 0.0, 1.0
+    share = min(1.0, value_tables / (TABLE_RATIO * parameters))
+    return TABLE_SHARE * value_tables, 1 + (TABLE_TOKENS - 1) * share
+
+
+def half_widths(
+    parameters: float, tokens: float, known: bool = True, new_recipe: bool = False, has_tables: bool = False
+) -> tuple[float, float]:
     """How far below and above nine of ten published points lie; wider where the law is weak."""
+    if has_tables and known and parameters >= 100e6 and tokens >= 0.2e9:
+        # Published down to there; with less than a token per parameter a larger model is no longer a better one.
+        return TABLE_WIDTH, TABLE_WIDTH + (0.08 if tokens < parameters else 0.0)
     width = 0.13
     if parameters < 100e6:
         width += 0.05

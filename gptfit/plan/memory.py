@@ -7,23 +7,24 @@ from dataclasses import dataclass, replace
 
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
+from gptfit.plan.holding import holding
 from gptfit.plan.setting import Setting
-from gptfit.shape import ModelShape, Weight
+from gptfit.shape import Weight
 from gptfit.units import GIB, MIB
 
-WEIGHT_BYTES = 4  # float32 master weights, as nanoGPT keeps them
-GRADIENT_BYTES = 4
-# Optimizer state per weight. Muon keeps one momentum for matrices; AdamW two moments; 8-bit AdamW two bytes.
-ADAMW_STATE_BYTES = 8
-MUON_STATE_BYTES = 4
-ADAMW8BIT_STATE_BYTES = 2.03  # two 8-bit moments and one float32 scale per 256 weights and moment
+# Numbers an optimizer keeps per weight: Muon one momentum for matrices, AdamW two moments.
+ADAMW_NUMBERS, MUON_NUMBERS = 2, 1
+STATE_BYTES = {"float32": 4.0, "8bit": 1 + 4 / 256}  # per number; 8 bits and one float32 scale for 256 numbers
+
+# Weights whose float32 state is on the device at once where it is kept in 8 bits or in host memory; about 256 MiB.
+WEIGHTS_AT_ONCE = 32 * 1024**2
 
 # Largest micro-batch worth naming; beyond it no published curve still rises.
 MICRO_BATCH_LIMIT = 1024
 
 
 @dataclass(frozen=True)
-class Constants:
+class MemoryConstants:
     """Every number of the model that is not arithmetic. Derivations and errors: docs/formulas.md."""
 
     # Saved for backward per token, layer and channel with autocast; tensors counted one by one in formulas.md.
@@ -32,6 +33,9 @@ class Constants:
     block_bytes_compiled: float = 36.0
     # Norms without weights keep less, rotary and QK-norm more (nanochat, autoresearch, parameter-golf rows: 30 to 36).
     block_bytes_modern: float = 34.0
+    # With checkpoint_activations='wide': the block's float32 input (4) and, in 16 bits, the results of its products:
+    # queries, keys and values (6), attention (2), its projection (2), the MLP's wide layer (8) and its projection (2).
+    wide_bytes: float = 24.0
     # Input of each block, kept in float32 when activations are checkpointed; the blocks are recomputed one by one.
     checkpoint_bytes: float = 4.0
     # Per logit: 16-bit logits (2), float32 log-softmax (4) and its two gradients (4 + 4).
@@ -49,7 +53,7 @@ class Constants:
     chunk_tokens: int = 2048
 
 
-FITTED = Constants()
+FITTED = MemoryConstants()
 ALLOCATED_ERROR = 0.10
 DEVICE_ERROR = 0.08
 
@@ -69,26 +73,21 @@ class Memory:
     device: Estimate  # bytes nvidia-smi shows for the process
 
 
-def predict(setting: Setting, constants: Constants = FITTED) -> Memory:
+def predict(setting: Setting, constants: MemoryConstants = FITTED) -> Memory:
     """Peak memory of one device. The peak is at the loss, where activations and logits are alive together."""
-    weights = setting.shape.n_weights
-    state = state_bytes(setting.shape, setting.optimizer)
-    copies = 2.0 * weights if setting.dtype != "float32" else 0.0  # autocast's 16-bit weights
-    # Gradients are set to None after an update: with a single micro-step none exist yet when the loss peaks.
-    gradients = GRADIENT_BYTES * weights
-    alive_gradients = gradients if setting.accumulation > 1 else 0.0
+    held = holding(setting, state_bytes(setting))
     activations = activation_bytes(setting, constants)
     logits = logit_bytes(setting, constants)
-    at_loss = WEIGHT_BYTES * weights + copies + state + alive_gradients + activations + logits
+    at_loss = held.weights + held.state + held.early_gradients + activations + logits
     # At the end of backward the activations are gone and every gradient exists.
-    at_update = WEIGHT_BYTES * weights + copies + state + gradients
+    at_update = held.weights + held.state + held.gradients
     allocated = max(at_loss, at_update)
-    cached = _cached_bytes(setting, state + gradients, constants)
+    cached = _cached_bytes(setting, held.state + held.gradients, constants)
     device = allocated + cached + constants.context_bytes
     parts = {
-        "weights": WEIGHT_BYTES * weights + copies,
-        "gradients": gradients if at_update >= at_loss else alive_gradients,
-        "optimizer": state,
+        "weights": held.weights,
+        "gradients": held.gradients if at_update >= at_loss else held.early_gradients,
+        "optimizer": held.state,
         "activations": activations if at_loss > at_update else 0.0,
         "logits": logits if at_loss > at_update else 0.0,
         "workspace": device - allocated,
@@ -100,7 +99,7 @@ def predict(setting: Setting, constants: Constants = FITTED) -> Memory:
     )
 
 
-def activation_bytes(setting: Setting, constants: Constants = FITTED) -> float:
+def activation_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
     """What the blocks keep for the backward pass."""
     shape = setting.shape
     per_block = _block_bytes(setting, constants) * shape.n_embd * setting.micro_tokens
@@ -108,12 +107,16 @@ def activation_bytes(setting: Setting, constants: Constants = FITTED) -> float:
         # Scores before and after softmax in 16 bits, the float32 softmax, and the mask's copy.
         per_block += 12.0 * shape.n_head * shape.block_size * setting.micro_tokens
     if setting.checkpoint_activations:
-        kept = constants.checkpoint_bytes * shape.n_embd * setting.micro_tokens
-        return kept * shape.n_layer + per_block
+        is_wide = setting.checkpoint_activations == "wide"
+        kept = (constants.wide_bytes if is_wide else constants.checkpoint_bytes) * shape.n_embd * setting.micro_tokens
+        if is_wide and setting.dtype == "float32":
+            kept *= 44 / 24  # twenty of those bytes are 16-bit numbers
+        # The block whose turn it is in backward is there whole.
+        return kept * shape.n_layer + per_block - (kept if is_wide else 0.0)
     return per_block * shape.n_layer
 
 
-def logit_bytes(setting: Setting, constants: Constants = FITTED) -> float:
+def logit_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
     """Logits, their softmax and gradients: for a small model with a 50k vocabulary the largest term."""
     shape, tokens = setting.shape, setting.micro_tokens
     if setting.chunked_loss:
@@ -128,9 +131,21 @@ def logit_bytes(setting: Setting, constants: Constants = FITTED) -> float:
     return per_logit * tokens * shape.vocab_size
 
 
-def state_bytes(shape: ModelShape, optimizer: str) -> float:
-    """Optimizer state of all weights."""
-    return sum(weight.size * _state_bytes_per_weight(weight, optimizer) for weight in shape.weights())
+def state_bytes(setting: Setting) -> float:
+    """Optimizer state on the device, with what an update brings there for a moment where it is kept otherwise."""
+    plain, packed = kept_state_bytes(setting, "float32"), kept_state_bytes(setting, setting.optimizer_state)
+    if setting.optimizer_state == "float32" and setting.optimizer_device != "cpu":
+        return plain
+    at_once = plain * min(1.0, WEIGHTS_AT_ONCE / setting.shape.n_weights)
+    return at_once + (0.0 if setting.optimizer_device == "cpu" else packed)
+
+
+def kept_state_bytes(setting: Setting, number_format: str | None = None) -> float:
+    """Optimizer state of all weights between updates, wherever it is."""
+    per_number = STATE_BYTES[number_format or setting.optimizer_state]
+    return sum(
+        weight.size * _state_numbers(weight, setting.optimizer) * per_number for weight in setting.shape.weights()
+    )
 
 
 def usable_bytes(gpu: GPU, used_bytes: float | None = None) -> float:
@@ -157,7 +172,7 @@ def largest_micro_batch(setting: Setting, gpu: GPU, used_bytes: float | None = N
     return low
 
 
-def _block_bytes(setting: Setting, constants: Constants) -> float:
+def _block_bytes(setting: Setting, constants: MemoryConstants) -> float:
     if setting.compile:
         base = constants.block_bytes_modern if setting.shape.arch == "modern" else constants.block_bytes_compiled
     else:
@@ -168,7 +183,7 @@ def _block_bytes(setting: Setting, constants: Constants) -> float:
     return base
 
 
-def _cached_bytes(setting: Setting, state_and_gradients: float, constants: Constants) -> float:
+def _cached_bytes(setting: Setting, state_and_gradients: float, constants: MemoryConstants) -> float:
     """Reserved but not allocated: the part of the float32 logits block that state and gradients do not fill."""
     if setting.chunked_loss or (setting.compile and setting.shape.arch == "modern"):
         return 64.0 * MIB + 0.02 * activation_bytes(setting, constants)  # no such block; ordinary fragmentation
@@ -178,7 +193,5 @@ def _cached_bytes(setting: Setting, state_and_gradients: float, constants: Const
     return (excess + math.hypot(excess, softness)) / 2
 
 
-def _state_bytes_per_weight(weight: Weight, optimizer: str) -> float:
-    if optimizer == "muon" and weight.kind == "matrix":
-        return MUON_STATE_BYTES
-    return ADAMW8BIT_STATE_BYTES if optimizer == "adamw8bit" else ADAMW_STATE_BYTES
+def _state_numbers(weight: Weight, optimizer: str) -> int:
+    return MUON_NUMBERS if optimizer == "muon" and weight.kind == "matrix" else ADAMW_NUMBERS

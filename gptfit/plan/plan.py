@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gptfit.config import TrainConfig
-from gptfit.configcheck import find_problems
+from gptfit.config.keys import TrainConfig, find_problems
+from gptfit.config.recipe import MODERN_LIMITS
+from gptfit.config.start_model import is_pretrained
 from gptfit.estimate import Estimate
-from gptfit.gpus import GPU, find_or_none
+from gptfit.gpus import GPU
 from gptfit.measured import MeasuredSpeed, Measurements
-from gptfit.plan import loss as loss_law
-from gptfit.plan import memory, speed
+from gptfit.plan import calibration, evaluation, ladder, memory, several, speed
+from gptfit.plan.calibration import Calibration
 from gptfit.plan.check import check
-from gptfit.plan.knowndata import KNOWN_DATA
+from gptfit.plan.evaluation import eval_seconds
+from gptfit.plan.expected import expected_loss
+from gptfit.plan.known_data import KNOWN_DATA
+from gptfit.plan.nearby import scaled_speed, timed_on_cpu
+from gptfit.plan.resolve import on_card, setting_of
 from gptfit.plan.result import DataFacts, Plan
-from gptfit.plan.setting import Setting, measured_key, setting_of
+from gptfit.plan.setting import ONE_MACHINE, Setting, Spread, speed_key
+from gptfit.plan.speed import Speed
+from gptfit.plan.tuned_loss import tuned_loss
+from gptfit.schedule import batches_until
 from gptfit.shape import ModelShape
-from gptfit.startmodel import is_pretrained
 from gptfit.units import GIB
 
 LARGEST_SIZE = 10**7  # of any dimension; beyond it a config is a typing error
-EVAL_SPLITS = 2  # nanoGPT evaluates train and val
-FORWARD_SHARE = 1 / 3  # of a micro-step's time: the backward pass does twice the work
 
 
 def plan(
@@ -31,6 +36,7 @@ def plan(
     *,
     data: DataFacts | None = None,
     processes: int = 1,
+    spread: Spread = ONE_MACHINE,
     measurements: Measurements | None = None,
     device_name: str | None = None,
     used_bytes: float | None = None,
@@ -44,7 +50,14 @@ def plan(
     """
     problems = find_problems(config.as_dict(), processes)
     data = data or KNOWN_DATA.get(config.dataset)
-    setting = setting_of(config, shape, gpu, processes) if _is_sane(config, shape) else None
+    setting = None
+    # A card that is not in this machine has no measurements here; without a card it is the CPU that counts.
+    here = measurements if measurements and (device_name is not None or gpu is None) else None
+    calibrated = calibration.newest(here, device_name) if here else None
+    if _is_sane(config, shape):
+        place = calibration.place_of(calibrated) if calibrated and gpu is None else on_card(gpu, used_bytes)
+        setting = setting_of(config, shape, place, processes, spread)
+    steps = 0 if config.eval_only else max(0, config.max_iters)
     answer = Plan(
         config=config,
         shape=shape,
@@ -54,7 +67,7 @@ def plan(
         setting=setting,
         starts=not problems,
         tokens_per_step=setting.tokens_per_step if setting else 0,
-        tokens=setting.tokens_per_step * max(0, config.max_iters) if setting else 0,
+        tokens=round(setting.tokens_per_step * batches_until(config.grow_batch_iters, steps)) if setting else 0,
         memory=None,
         usable_bytes=None,
         fits=None,
@@ -67,25 +80,12 @@ def plan(
         loss=None,
     )
     if setting is not None:
-        # A card that is not in this machine has no measurements here; without a card it is the CPU that counts.
-        here = device_name is not None or gpu is None
-        measured = find_measurement(config, setting, measurements, device_name) if measurements and here else None
+        measured = find_measurement(config, setting, here, device_name) if here else None
         answer = _with_loss(answer, measurements)
-        answer = _with_memory(answer, setting, measured, used_bytes)
-        answer = _with_speed(answer, setting, measured, watts)
+        answer = _with_memory(answer, setting, measured, used_bytes, calibrated)
+        predicted = find_speed(setting, gpu, measured, measurements, calibrated)
+        answer = _with_speed(answer, setting, predicted, watts, spread.cards)
     return replace(answer, problems=tuple(check(answer, problems, texts)), notes=tuple(_notes(answer)))
-
-
-def eval_seconds(config: TrainConfig, ms_per_micro_step: float) -> float:
-    """One evaluation: `eval_iters` forward passes of a micro-batch on each split."""
-    return EVAL_SPLITS * config.eval_iters * ms_per_micro_step / 1e3 * FORWARD_SHARE
-
-
-def measured_on_cpu(config: TrainConfig, shape: ModelShape, measurements: Measurements) -> bool:
-    """Whether `tune` or a run has timed this config on this machine's CPU."""
-    if not _is_sane(config, shape):
-        return False
-    return find_measurement(config, setting_of(config, shape, None), measurements, None) is not None
 
 
 def _is_sane(config: TrainConfig, shape: ModelShape) -> bool:
@@ -103,26 +103,25 @@ def find_measurement(
     """
     left_open = {key for key in ("chunked_loss", "dtype") if getattr(config, key) == "auto"}
     if device_name is not None:
-        return measurements.speed(measured_key(setting, device_name), left_open)
-    here = Measurements(tuple(speed for speed in measurements.speeds if find_or_none(speed.key.device) is None))
-    return here.speed(measured_key(setting, ""), left_open | {"device"})
+        return measurements.speed(speed_key(setting, device_name), left_open)
+    here = Measurements(timed_on_cpu(measurements))
+    return here.speed(speed_key(setting, ""), left_open | {"device"})
 
 
 def _with_loss(answer: Plan, measurements: Measurements | None) -> Plan:
     data, config = answer.data, answer.config
-    expected = loss_law.predict(
-        answer.shape.tied_parameters,
-        answer.tokens,
-        unique_tokens=data.tokens.value if data else None,
-        dataset=data.name if data else config.dataset,
-        arch=config.arch,
-        optimizer=config.optimizer,
-        bytes_per_token=data.bytes_per_token if data and not data.is_gpt2 else None,
-        own_runs=measurements.losses if measurements else (),
-    )
-    is_known = not data or data.is_gpt2 or data.bytes_per_token
-    if is_known and not is_pretrained(config):
+    if not is_pretrained(config) and not config.eval_only:
+        expected = expected_loss(
+            answer.shape,
+            answer.tokens,
+            data,
+            optimizer=config.optimizer,
+            dataset=config.dataset,
+            own_runs=measurements.losses if measurements else (),
+        )
         answer = replace(answer, loss=expected)
+    elif not config.eval_only:
+        answer = replace(answer, loss=tuned_loss(config.init_from, data))
     if data and data.tokens.value > 0:
         tokens = answer.tokens
         epochs = Estimate(
@@ -135,9 +134,17 @@ def _with_loss(answer: Plan, measurements: Measurements | None) -> Plan:
     return answer
 
 
-def _with_memory(answer: Plan, setting: Setting, measured: MeasuredSpeed | None, used_bytes: float | None) -> Plan:
-    predicted = memory.predict(setting)
-    if measured is not None and (measured.allocated_gib or measured.device_gib):
+def _with_memory(
+    answer: Plan,
+    setting: Setting,
+    measured: MeasuredSpeed | None,
+    used_bytes: float | None,
+    calibrated: Calibration | None = None,
+) -> Plan:
+    predicted = evaluation.predict(setting) if answer.config.eval_only else memory.predict(setting)
+    if not answer.config.eval_only and calibrated is not None and calibrated.knows(setting):
+        predicted = calibration.memory_of(setting, calibrated)
+    if not answer.config.eval_only and measured is not None and (measured.allocated_gib or measured.device_gib):
         allocated = (measured.allocated_gib or 0) * GIB or predicted.allocated.value
         device = (measured.device_gib or measured.reserved_gib or 0) * GIB or predicted.device.value
         predicted = replace(
@@ -149,24 +156,52 @@ def _with_memory(answer: Plan, setting: Setting, measured: MeasuredSpeed | None,
     if answer.gpu is None:
         return answer
     usable = memory.usable_bytes(answer.gpu, used_bytes)
+    fits = predicted.device.value <= usable
     return replace(
         answer,
         usable_bytes=usable,
-        fits=predicted.device.value <= usable,
-        largest_micro_batch=memory.largest_micro_batch(setting, answer.gpu, used_bytes),
+        fits=fits,
+        ladder=None if fits or answer.config.eval_only else ladder.climb(setting, answer.gpu, usable),
+        largest_micro_batch=None
+        if answer.config.eval_only
+        else memory.largest_micro_batch(setting, answer.gpu, used_bytes),
     )
 
 
-def _with_speed(answer: Plan, setting: Setting, measured: MeasuredSpeed | None, watts: float | None) -> Plan:
-    if answer.gpu is not None:
-        predicted = speed.predict(setting, answer.gpu, measured)
-    else:
-        predicted = speed.from_measurement(setting, measured) if measured else None
+def find_speed(
+    setting: Setting,
+    gpu: GPU | None,
+    measured: MeasuredSpeed | None,
+    measurements: Measurements | None,
+    calibrated: Calibration | None = None,
+) -> Speed | None:
+    """What was measured; else by this device's calibration; else a card by its data sheet, a CPU by its nearest run."""
+    if gpu is not None:
+        return speed.predict(setting, gpu, measured, calibrated=calibrated)
+    if measurements and measured is None:
+        measured = Measurements(timed_on_cpu(measurements)).speed(speed_key(setting, ""), {"device", "dtype"})
+    if measured is not None:
+        return speed.from_measurement(setting, measured)
+    if calibrated is not None and calibrated.knows(setting):
+        return speed.from_calibration(setting, calibrated)
+    return scaled_speed(setting, measurements) if measurements else None
+
+
+def _with_speed(
+    answer: Plan, setting: Setting, predicted: Speed | None, watts: float | None, cards: tuple[GPU, ...]
+) -> Plan:
     if predicted is None:
         return answer
+    if answer.gpu is not None and setting.processes > 1:
+        described = several.describe(setting, answer.gpu, predicted)
+        predicted = several.with_uncertain_link(predicted, described.scaling)
+        if len(set(cards)) > 1 and (found := several.unlike(setting, cards)):
+            predicted, described = found
+        answer = replace(answer, several=described)
     config, step_s = answer.config, predicted.ms_per_step.value / 1e3
-    training = step_s * max(0, config.max_iters)
+    training = 0.0 if config.eval_only else step_s * batches_until(config.grow_batch_iters, max(0, config.max_iters))
     evals = config.max_iters // config.eval_interval + 1 if config.eval_interval > 0 else 0
+    evals = 1 if config.eval_only else evals
     evaluating = evals * eval_seconds(config, predicted.ms_per_micro_step.value)
     total = training + evaluating
     seconds = predicted.ms_per_step.map(total / predicted.ms_per_step.value)
@@ -179,13 +214,35 @@ def _with_speed(answer: Plan, setting: Setting, measured: MeasuredSpeed | None, 
     )
 
 
+CPU_WORDS = {
+    "measured": "as measured",
+    "calibrated": "from the pieces `doctor --card` timed",
+    "fit": "from the nearest run timed",
+}
+
+
 def _notes(answer: Plan) -> list[str]:
     """What limits the answer, in sentences."""
+    notes = _speed_notes(answer)
+    if answer.shape.arch == "modern":
+        notes.append(f"arch = 'modern': {MODERN_LIMITS}")
+    if answer.setting and answer.loss is None and not answer.config.eval_only:
+        begun = is_pretrained(answer.config)
+        why = "nothing is published of these weights" if begun else "nothing is known of this data's tokens"
+        notes.append(f"{why}: train and see the loss")
+    return notes
+
+
+def _speed_notes(answer: Plan) -> list[str]:
     gpu, notes = answer.gpu, []
     if gpu is None:
         if answer.speed:
-            return ["speed as measured on this machine's CPU"]
-        return ["no GPU named: memory is for any NVIDIA card, speed and fit are unknown"]
+            return [f"speed {CPU_WORDS[answer.speed.tokens_per_s.basis]} on this machine's CPU"]
+        return [
+            "this machine's CPU, of which nothing was timed yet: `gptfit doctor --card` measures; --gpu NAME plans for a card"
+        ]
+    if answer.several and answer.several.nodes > 1:
+        notes.append("between machines: data sheets of usual networks, nothing measured; --network GBITS says yours")
     if gpu.is_laptop:
         notes.append(f"{gpu.name}: a laptop card's speed depends on its power limit, by up to a factor of two")
     if not gpu.has_bf16 and answer.setting:
@@ -196,8 +253,4 @@ def _notes(answer: Plan) -> list[str]:
         notes.append(
             f"{gpu.name}: no arithmetic rate is known, so speed and time are unknown; measure with `gptfit tune`"
         )
-    if answer.setting and answer.loss is None:
-        begun = is_pretrained(answer.config)
-        why = "the loss law knows runs from scratch" if begun else "too small or too little data for the loss law"
-        notes.append(f"{why}: train and see")
     return notes

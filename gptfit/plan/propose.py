@@ -1,50 +1,27 @@
-"""Search shapes, micro-batches and horizons for the lowest expected loss within hours, memory and data."""
+"""The config with the lowest expected loss within hours, memory and data, and alternatives worth a look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gptfit import recipe
-from gptfit.config import TrainConfig
+from gptfit.config.keys import NANOGPT_VOCAB_SIZE, TrainConfig
+from gptfit.config.start_model import known_shape
 from gptfit.errors import DeviceError
-from gptfit.gpus import GPU
 from gptfit.measured import Measurements
-from gptfit.plan import defaults, loss, memory, speed
-from gptfit.plan.plan import eval_seconds, plan
+from gptfit.plan.candidates import Pace, PlannedRun, Wish, candidates, runs_of
+from gptfit.plan.loss import GPT2_BYTES_PER_TOKEN
+from gptfit.plan.plan import find_speed, plan
+from gptfit.plan.proposed_config import config_of, tuning_config
 from gptfit.plan.result import DataFacts, Plan
-from gptfit.plan.setting import Setting, resolve_dtype
-from gptfit.shape import ModelShape
+from gptfit.plan.setting import Setting
+from gptfit.plan.speed import Speed
+from gptfit.plan.vocabulary import EMBEDDING_SHARE, own_vocabularies
 
-WIDTHS = (128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048)
-# Width per layer: GPT-2's four sizes go from 64 (124M) to 33 (1.5B). Within that the loss hardly cares (Kaplan et al.
-# 2020, figure 5), so speed decides.
-ASPECTS = (64, 48, 32)
-LEAST_LAYERS = 4
-MICRO_BATCHES = (64, 32, 16, 8, 4, 2, 1)  # powers of two divide every usual number of tokens per step
-MOST_EPOCHS = 10.0  # beyond, the law's repeats were measured on models that had begun to overfit
-LEAST_UNIQUE_TOKENS_PER_PARAMETER = 1.0  # below, a model memorises its data; no published law reaches there
-EVAL_TIME = 0.03  # of the run, left for evaluations
-MOST_EVALS, LEAST_EVALS = 40, 5
-EVAL_ITERS = 50
-LEAST_ITERS = 100
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the user has: a card, a time, data."""
-
-    gpu: GPU
-    hours: float
-    data: DataFacts
-    vocab_size: int
-    processes: int = 1
-    block_size: int = 1024
-    recipe: str = "gpt2"  # gpt2 | modern
-    only_nanogpt_keys: bool = False
-    used_bytes: float | None = None
-    dataset: str = ""  # what the config calls the data, where its name alone does not lead to it
+TIE = 0.003  # of the lowest loss: closer ones cannot be told apart, and the quicker run is the better one
+LITTLE_TOKENS = 100e6  # GPT-2's weights, which have read 40 GB, are worth a look below
+TUNING_EPOCHS, TUNING_ITERS = 3.0, 20  # at most, at least: nanoGPT tunes on Shakespeare for 20
+MUCH_FASTER, MUCH_LONGER = 1 / 3, 3.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +30,8 @@ class Proposal:
 
     title: str
     plan: Plan
+    vocabulary: int | None = None  # entries of the vocabulary to train for it first
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,196 +40,152 @@ class Proposals:
     alternatives: tuple[Proposal, ...]
     searched: int
 
+    @property
+    def one_vocabulary(self) -> bool:
+        """Whether losses per token can be compared."""
+        return len({row.plan.shape.vocab_size for row in (self.choice, *self.alternatives)}) == 1
+
 
 def propose(wish: Wish, measurements: Measurements | None = None) -> Proposals:
-    """The best config for the wish, and alternatives worth a look."""
-    finish = partial(_finish, measurements=measurements)
-    candidates = _candidates(wish)
-    if not candidates:
+    """The lowest expected loss first; alternatives that cost less, give more, or run elsewhere."""
+    pace = Pace(wish, partial(_speed, wish=wish, measurements=measurements))
+    finish = partial(_finish, pace=pace, measurements=measurements)
+    found = candidates(wish, pace)
+    if not found:
+        card = f"{wish.gpu.name} ({wish.gpu.vram_gib:g} GiB)" if wish.gpu else "this machine's CPU"
         raise DeviceError(
-            f"no model fits {wish.gpu.name} ({wish.gpu.vram_gib:g} GiB) in {wish.hours:g} hours; "
-            "give more hours, a smaller --block_size or another --gpu"
+            f"no model fits {card} in {wish.hours:g} hours",
+            fix="give more hours, a smaller --block_size or another --gpu",
         )
-    best = min(candidates, key=lambda candidate: candidate.loss)
-    alternatives = []
-    smaller = [c for c in candidates if c.parameters <= 0.55 * best.parameters]
-    if smaller:
-        alternatives.append(Proposal("smaller, faster", finish(wish, min(smaller, key=lambda c: c.loss))))
-    longer_wish = replace(wish, hours=3 * wish.hours)
-    longer = min(_candidates(longer_wish), key=lambda c: c.loss)
-    if longer.parameters > best.parameters:
-        alternatives.append(Proposal("larger, longer", finish(longer_wish, longer)))
-    if not wish.only_nanogpt_keys and (best.setting.chunked_loss or best.setting.checkpoint_activations):
-        plain_wish = replace(wish, only_nanogpt_keys=True)
-        plain = _candidates(plain_wish)
-        if plain:
-            alternatives.append(Proposal("plain nanoGPT", finish(plain_wish, min(plain, key=lambda c: c.loss))))
-    if wish.recipe == "gpt2" and not wish.only_nanogpt_keys:
-        modern_wish = replace(wish, recipe="modern")
-        modern = _candidates(modern_wish)
-        if modern:
-            alternatives.append(Proposal("modern recipe", finish(modern_wish, min(modern, key=lambda c: c.loss))))
-    return Proposals(Proposal("choice", finish(wish, best)), tuple(alternatives), len(candidates))
+    best = _best(found)
+    own = _own_vocabulary(wish, best, pace)
+    others = []
+    if own is not None and wish.source and own.loss < best.loss:
+        others.append(finish(wish, best, "GPT-2's vocabulary"))
+        best = own
+    elif own is not None and own.loss < best.loss:
+        others.append(finish(wish, own, "own vocabulary"))
+    best_wish = replace(wish, data=best.data, vocab_size=best.setting.shape.vocab_size)
+    quick = _other_time(best_wish, best, MUCH_FASTER, pace)
+    if quick is not None and quick.seconds < best.seconds and quick.parameters < best.parameters:
+        others.append(finish(best_wish, quick, "smaller, faster"))
+    long = _other_time(best_wish, best, MUCH_LONGER, pace)
+    if long is not None and long.loss < (1 - TIE) * best.loss:
+        others.append(finish(replace(best_wish, hours=MUCH_LONGER * wish.hours), long, "larger, longer"))
+    plain = _plain(wish, best, pace)
+    if plain is not None:
+        others.append(finish(replace(wish, only_nanogpt_keys=True), plain, "plain nanoGPT"))
+    tuned = _tuned(wish, pace, measurements)
+    if tuned is not None:
+        others.append(tuned)
+    return Proposals(finish(wish, best, "choice"), tuple(others), len(found))
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    setting: Setting
-    parameters: int
-    tokens: float
-    loss: float
-
-
-def _candidates(wish: Wish) -> list[_Candidate]:
-    """One per shape: its fastest setting, trained for the whole time or until the data is used up."""
-    found: list[_Candidate] = []
-    for shape in shapes(wish):
-        enough = wish.data.tokens.value >= LEAST_UNIQUE_TOKENS_PER_PARAMETER * shape.parameters
-        if found and not enough:
-            continue  # the smallest shape is always tried
-        candidate = _best_setting(wish, shape)
-        if candidate:
-            found.append(candidate)
+def _speed(setting: Setting, wish: Wish, measurements: Measurements | None) -> Speed:
+    found = find_speed(setting, wish.gpu, None, measurements, wish.calibrated)
+    if found is None:
+        raise _no_speed(wish)
     return found
 
 
-def shapes(wish: Wish) -> Iterator[ModelShape]:
-    """Widths in steps of a head, a few depths each."""
-    seen = set()
-    for width in WIDTHS:
-        for aspect in ASPECTS:
-            layers = max(LEAST_LAYERS, round(width / aspect))
-            if (width, layers) not in seen:
-                seen.add((width, layers))
-                yield ModelShape(
-                    layers, recipe.head_count(width), width, wish.block_size, wish.vocab_size, arch=wish.recipe
-                )
-
-
-def _best_setting(wish: Wish, shape: ModelShape) -> _Candidate | None:
-    setting = _fastest(wish, shape)
-    if setting is None:
-        return None
-    tokens_per_s = _tokens_per_s(wish, setting)
-    tokens = tokens_per_s * wish.hours * 3600 * (1 - EVAL_TIME)
-    tokens = min(tokens, MOST_EPOCHS * wish.data.tokens.value)
-    if tokens < LEAST_ITERS * setting.micro_tokens:
-        return None
-    # The step is sized for the run's length, which the speed of that step decides: once around is enough.
-    step = (
-        recipe.tokens_per_step(tokens)
-        if wish.recipe == "modern"
-        else defaults.tokens_per_step(shape.parameters, tokens)
-    )
-    setting = _with_step(setting, step)
-    tokens = min(
-        _tokens_per_s(wish, setting) * wish.hours * 3600 * (1 - EVAL_TIME), MOST_EPOCHS * wish.data.tokens.value
-    )
-    expected = loss.law_loss(
-        shape.tied_parameters,
-        tokens,
-        min(tokens, wish.data.tokens.value),
-        loss.token_value(shape.arch, setting.optimizer),
-    )
-    return _Candidate(setting, shape.parameters, tokens, expected)
-
-
-def _fastest(wish: Wish, shape: ModelShape) -> Setting | None:
-    """The fastest way that fits: whole logits if possible, then chunks, then checkpoints."""
-    base = Setting(
-        shape=shape,
-        micro_batch=1,
-        accumulation=8,
-        processes=wish.processes,
-        dtype=resolve_dtype("auto", wish.gpu),
-        optimizer="muon" if wish.recipe == "modern" else "adamw",
-    )
-    ways = [base]
-    if not wish.only_nanogpt_keys:
-        chunked = replace(base, chunked_loss=True)
-        ways += [chunked, replace(chunked, checkpoint_activations=True)]
-    fitting = [found for way in ways if (found := _largest(wish, way))]
-    return max(fitting, key=lambda setting: _tokens_per_s(wish, setting), default=None)
-
-
-def _largest(wish: Wish, setting: Setting) -> Setting | None:
-    """The micro-batch from the list that is fastest among those that fit: speed only rises with it, so the largest."""
-    for micro_batch in MICRO_BATCHES:
-        changed = replace(setting, micro_batch=micro_batch)
-        # A proposal should fit even where the estimate is at its upper end.
-        if memory.predict(changed).device.high <= memory.usable_bytes(wish.gpu, wish.used_bytes):
-            return changed
-    return None
-
-
-def _tokens_per_s(wish: Wish, setting: Setting) -> float:
-    predicted = speed.predict(setting, wish.gpu)
-    if predicted is None:
-        raise DeviceError(
-            f"{wish.gpu.name}: no arithmetic rate is known, so hours mean nothing; measure with `gptfit tune CONFIG.py`"
+def _no_speed(wish: Wish) -> DeviceError:
+    if wish.gpu is None:
+        return DeviceError(
+            "no speed of this machine's CPU is known yet, so hours mean nothing",
+            fix="let `gptfit doctor --card` time it, or name a card with --gpu",
         )
-    return predicted.tokens_per_s.value
+    return DeviceError(
+        f"{wish.gpu.name}: no arithmetic rate is known, so hours mean nothing",
+        fix="measure with `gptfit tune CONFIG.py`",
+    )
 
 
-def _with_step(setting: Setting, tokens_per_step: int) -> Setting:
-    accumulation = max(1, round(tokens_per_step / (setting.micro_tokens * setting.processes)))
-    return replace(setting, accumulation=accumulation)
+def _best(found: list[PlannedRun]) -> PlannedRun:
+    """The quickest of those that cannot be told from the lowest loss."""
+    lowest = min(candidate.loss for candidate in found)
+    return min((c for c in found if c.loss <= (1 + TIE) * lowest), key=lambda c: c.seconds)
 
 
-def _finish(wish: Wish, candidate: _Candidate, measurements: Measurements | None) -> Plan:
-    config = to_config(wish, candidate.setting, candidate.tokens)
-    shape = candidate.setting.shape
+def _own_vocabulary(wish: Wish, best: PlannedRun, pace: Pace) -> PlannedRun | None:
+    """Where a vocabulary of 50,304 entries would be most of the model, the best of smaller ones."""
+    if best.embedding_share < EMBEDDING_SHARE:
+        return None
+    found = [
+        candidate
+        for data in own_vocabularies(wish.data)
+        for candidate in candidates(replace(wish, data=data, vocab_size=data.vocab_size or 0), pace)
+    ]
+    return _best(found) if found else None
+
+
+def _other_time(wish: Wish, best: PlannedRun, factor: float, pace: Pace) -> PlannedRun | None:
+    """The best of the same recipe in another time."""
+    other = replace(wish, hours=factor * wish.hours, recipes=(best.setting.shape.arch,))
+    found = candidates(other, pace)
+    return _best(found) if found else None
+
+
+def _plain(wish: Wish, best: PlannedRun, pace: Pace) -> PlannedRun | None:
+    """What stock nanoGPT can train, where the choice is more than that."""
+    setting = best.setting
+    if wish.only_nanogpt_keys or "gpt2" not in wish.recipes:
+        return None
+    if setting.shape.arch == "gpt2" and not setting.chunked_loss and not setting.checkpoint_activations:
+        return None
+    found = candidates(replace(wish, only_nanogpt_keys=True, recipes=("gpt2",)), pace)
+    return _best(found) if found else None
+
+
+def _tuned(wish: Wish, pace: Pace, measurements: Measurements | None) -> Proposal | None:
+    """GPT-2's own weights, tuned: on little data they know more than it can teach."""
+    data = _as_gpt2(wish.data)
+    shape = known_shape("gpt2")
+    assert shape is not None
+    if wish.only_nanogpt_keys or data.tokens.value > LITTLE_TOKENS:
+        return None
+    shape = replace(shape, block_size=min(shape.block_size, wish.block_size))
+    candidate = next(runs_of(replace(wish, data=data), shape, pace, [TUNING_EPOCHS], TUNING_ITERS), None)
+    if candidate is None:
+        return None
+    config = tuning_config(wish, candidate, "gpt2", pace.speed(candidate.setting))
+    remark = (
+        "" if wish.data.is_gpt2 else f"needs the text in GPT-2's tokens: `gptfit prepare TEXT --out data/{data.name}`"
+    )
+    return Proposal("GPT-2's weights", _planned(wish, config, shape.vocab_size, data, measurements), remark=remark)
+
+
+def _as_gpt2(data: DataFacts) -> DataFacts:
+    """The same text in GPT-2's tokens; characters and bytes are about 4.65 to one of them."""
+    if data.is_gpt2:
+        return data
+    scale = (data.bytes_per_token or 1.0) / (data.gpt2_bytes_per_token or GPT2_BYTES_PER_TOKEN)
+    tokens = replace(data.tokens.map(scale), basis="fit")
+    return DataFacts(f"{data.name}-gpt2", tokens, NANOGPT_VOCAB_SIZE, "gpt2", (data.bytes_per_token or 1.0) / scale)
+
+
+def _finish(wish: Wish, candidate: PlannedRun, title: str, pace: Pace, measurements: Measurements | None) -> Proposal:
+    config = config_of(wish, candidate, pace.speed(candidate.setting))
+    vocab_size = candidate.setting.shape.vocab_size
+    is_own = candidate.data.name != wish.data.name and candidate.data.gpt2_bytes_per_token is not None
+    remark = "" if wish.source or not is_own else f"needs the text again, in a vocabulary of {vocab_size:,} entries"
+    return Proposal(
+        title,
+        _planned(wish, config, vocab_size, candidate.data, measurements),
+        vocab_size if is_own else None,
+        remark,
+    )
+
+
+def _planned(
+    wish: Wish, config: TrainConfig, vocab_size: int, data: DataFacts, measurements: Measurements | None
+) -> Plan:
     return plan(
         config,
-        config.shape(shape.vocab_size),
+        config.shape(vocab_size),
         wish.gpu,
-        data=wish.data,
+        data=data,
         processes=wish.processes,
         measurements=measurements,
+        device_name=wish.calibrated.device if wish.calibrated else None,
         used_bytes=wish.used_bytes,
     )
-
-
-def to_config(wish: Wish, setting: Setting, tokens: float) -> TrainConfig:
-    """nanoGPT's keys for this setting and horizon; ours only where they differ from nanoGPT's behaviour."""
-    shape = setting.shape
-    max_iters = max(1, int(tokens // setting.tokens_per_step))
-    rate = defaults.learning_rate(shape.parameters)
-    epochs = tokens / wish.data.tokens.value
-    name = f"{wish.data.name}-{shape.n_layer}x{shape.n_embd}"
-    values: dict[str, object] = {
-        "n_layer": shape.n_layer,
-        "n_head": shape.n_head,
-        "n_embd": shape.n_embd,
-        "block_size": shape.block_size,
-        "dropout": defaults.dropout(epochs),
-        "batch_size": setting.micro_batch,
-        "gradient_accumulation_steps": setting.accumulation * setting.processes,
-        "max_iters": max_iters,
-        "lr_decay_iters": max_iters,
-        "warmup_iters": defaults.warmup_iters(max_iters),
-        "learning_rate": rate,
-        "min_lr": defaults.final_rate(rate),
-        "weight_decay": defaults.WEIGHT_DECAY,
-        "dataset": wish.dataset or wish.data.name,
-        "out_dir": f"out-{name}",
-        "wandb_run_name": name,
-        "eval_interval": max(1, max_iters // _evals(wish, setting, tokens)),
-        "eval_iters": EVAL_ITERS,
-    }
-    if setting.chunked_loss:
-        values["chunked_loss"] = True
-    if setting.checkpoint_activations:
-        values["checkpoint_activations"] = True
-    if wish.recipe == "modern":
-        values |= recipe.training_keys(max_iters)
-    return TrainConfig(**values)  # type: ignore[arg-type]
-
-
-def _evals(wish: Wish, setting: Setting, tokens: float) -> int:
-    """As many evaluations as their share of the time allows, within reason."""
-    predicted = speed.predict(setting, wish.gpu)
-    assert predicted is not None
-    one = eval_seconds(TrainConfig(eval_iters=EVAL_ITERS), predicted.ms_per_micro_step.value)
-    allowed = EVAL_TIME * tokens / predicted.tokens_per_s.value / one
-    return max(LEAST_EVALS, min(MOST_EVALS, int(allowed)))

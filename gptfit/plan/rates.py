@@ -9,30 +9,24 @@ from gptfit.gpus import GPU
 
 
 @dataclass(frozen=True)
-class Constants:
+class RateConstants:
     """Fractions of the data sheet's dense rate, fitted by bench/fit_speed.py; docs/formulas.md argues each."""
 
     # GeForce cards run float32 accumulation at half rate, so their tensor cores are never starved of power, and
     # they boost above the data sheet's clock.
-    geforce: float = 0.955
+    geforce: float = 1.0
     # Full-rate cards: what they would reach without a power limit ...
-    full_rate: float = 0.913
+    full_rate: float = 0.959
     # ... which halves where the card has this many watts per TFLOPS (HBM and larger dies need fewer).
-    half_power_gddr: float = 0.84
-    half_power_hbm: float = 0.53
+    half_power_gddr: float = 0.857
+    half_power_hbm: float = 0.558
     amd: float = 0.32
     apple: float = 0.55
 
 
-FITTED = Constants()
+FITTED = RateConstants()
 
 HBM_CAPABILITIES = ("6.0", "7.0", "8.0", "9.0", "10.0")
-
-# Gradient all-reduce as seen by training, GB/s: GeForce cards copy through the host (2 and 4 x RTX 3090, 2 x 4090
-# rows), workstation cards share PCIe peer to peer, SXM boards have NVLink.
-GEFORCE_LINK_GBS = 3.0
-PCIE_LINK_GBS = 8.0
-NVLINK_GBS = 100.0
 
 
 def peak_tflops(gpu: GPU) -> Estimate | None:
@@ -47,7 +41,7 @@ def peak_tflops(gpu: GPU) -> Estimate | None:
     return None
 
 
-def matmul_tflops(gpu: GPU, dtype: str, constants: Constants = FITTED) -> Estimate | None:
+def matmul_tflops(gpu: GPU, dtype: str, constants: RateConstants = FITTED) -> Estimate | None:
     """What the matmuls of a GPT reach on this card in this dtype."""
     peak = _dtype_peak(gpu, dtype)
     if peak is None:
@@ -67,12 +61,6 @@ def relative_error(gpu: GPU, compiled: bool) -> tuple[float, float]:
     return (0.15, 0.15) if gpu.is_geforce else (0.25, 0.25)
 
 
-def link_gbs(gpu: GPU) -> float:
-    if gpu.is_geforce:
-        return GEFORCE_LINK_GBS
-    return NVLINK_GBS if is_hbm(gpu) and "PCIe" not in gpu.name.replace("SXM/PCIe", "SXM") else PCIE_LINK_GBS
-
-
 def is_hbm(gpu: GPU) -> bool:
     return gpu.compute_capability in HBM_CAPABILITIES
 
@@ -85,7 +73,7 @@ def _dtype_peak(gpu: GPU, dtype: str) -> Estimate | None:
     return peak_tflops(gpu)
 
 
-def _fraction(gpu: GPU, constants: Constants) -> float:
+def _fraction(gpu: GPU, constants: RateConstants) -> float:
     if gpu.compute_capability == "mps":
         return constants.apple
     if not gpu.is_nvidia:

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import NormalDist
+from typing import Any
 
-from gptfit.config import TrainConfig
+from gptfit.config.keys import TrainConfig
+from gptfit.errors import Problem
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
+from gptfit.plan.ladder import Ladder
 from gptfit.plan.loss import Loss, perplexity
 from gptfit.plan.memory import Memory
 from gptfit.plan.setting import Setting
+from gptfit.plan.several import Several
 from gptfit.plan.speed import Speed
 from gptfit.shape import ModelShape
 from gptfit.units import GIB
-
-Level = Literal["error", "warning"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something to know before starting. An error means the run does not start or does not fit."""
-
-    level: Level
-    key: str
-    message: str
-    fix: str
-
-    def as_json(self) -> dict[str, str]:
-        return {"level": self.level, "key": self.key, "message": self.message, "fix": self.fix}
 
 
 @dataclass(frozen=True)
@@ -40,8 +29,14 @@ class DataFacts:
     vocab_size: int | None = None  # of the model; None: GPT-2's, padded
     tokenizer: str | None = None  # None: unknown, taken as GPT-2's
     bytes_per_token: float | None = None
+    gpt2_bytes_per_token: float | None = None  # of the same text, where it is in another vocabulary
     rows: int | None = None
     text_bytes: int | None = None
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether the tokens mark where one ends: every tokenizer but characters does."""
+        return self.tokenizer not in (None, "chars")
 
     @property
     def is_gpt2(self) -> bool:
@@ -71,6 +66,8 @@ class Plan:
     kwh: Estimate | None
     epochs: Estimate | None
     loss: Loss | None
+    several: Several | None = None  # of more than one GPU
+    ladder: Ladder | None = None  # where it does not fit as it is
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -82,6 +79,21 @@ class Plan:
     def runs(self) -> bool:
         """It starts, and nothing known says that it does not fit."""
         return not self.errors
+
+    @property
+    def fit_chance(self) -> float | None:
+        """How likely the memory is enough: its range holds nine of ten cases, so its ends are 1.645 sigma away."""
+        if self.memory is None or self.usable_bytes is None:
+            return None
+        needs = self.memory.device
+        sigma = max(1.0, (needs.high - needs.low) / (2 * 1.645))
+        return NormalDist(needs.value, sigma).cdf(self.usable_bytes)
+
+    @property
+    def is_tight(self) -> bool:
+        """The limit lies inside the range of what it may need."""
+        needs = self.memory.device if self.memory else None
+        return needs is not None and self.usable_bytes is not None and needs.low < self.usable_bytes < needs.high
 
     @property
     def hours(self) -> Estimate | None:
@@ -102,12 +114,15 @@ class Plan:
             "memory": self._memory_json(),
             "starts": self.starts,
             "fits": self.fits,
+            "fit_chance": self.fit_chance,
             "largest_micro_batch": self.largest_micro_batch,
+            "ladder": self.ladder.as_json() if self.ladder else None,
             "tokens_per_s": _json(self.speed.tokens_per_s if self.speed else None),
             "ms_per_step": _json(self.speed.ms_per_step if self.speed else None),
             "ms_per_micro_step": _json(self.speed.ms_per_micro_step if self.speed else None),
             "mfu": _scaled(self.speed, self.speed.mfu if self.speed else None),
             "mfu_a100": _scaled(self.speed, self.speed.mfu_a100 if self.speed else None),
+            "several": self.several.as_json() if self.several else None,
             "hours": _json(self.hours),
             "kwh": _json(self.kwh),
             "tokens": self.tokens if sized else None,
@@ -115,6 +130,7 @@ class Plan:
             "bytes_per_token": self.data.bytes_per_token if self.data else None,
             "epochs": _json(self.epochs),
             "loss": _json(self.loss.loss if self.loss else None),
+            "bits_per_byte": _json(self.loss.bits_per_byte if self.loss else None),
             "perplexity": _json(perplexity(self.loss.loss) if self.loss else None),
             "problems": [problem.as_json() for problem in self.problems],
             "notes": list(self.notes),

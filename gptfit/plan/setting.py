@@ -1,12 +1,12 @@
-"""Setting: what memory and speed depend on, resolved from a config so that nothing is 'auto' any more."""
+"""Setting: what memory and speed depend on, with nothing left open; and the key its timings are kept under."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 
-from gptfit.config import TrainConfig
 from gptfit.gpus import GPU
-from gptfit.measured import SpeedKey, speed_key
+from gptfit.measured import SpeedKey
 from gptfit.shape import ModelShape
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -20,18 +20,28 @@ class Setting:
     micro_batch: int
     accumulation: int = 1  # per process
     processes: int = 1
+    nodes: int = 1  # machines the processes are spread over
+    network_gbs: float | None = None  # between machines, per machine; None: what is usual beside such cards
+    parallel: str = "ddp"  # or 'fsdp': weights, gradients and optimizer state divided among the processes
     dtype: str = "bfloat16"
     compile: bool = True
     chunked_loss: bool = False
-    checkpoint_activations: bool = False
+    checkpoint_activations: str | bool = False
+    gradient_dtype: str = "float32"
     optimizer: str = "adamw"
-    muon_rounds: int = 3  # of run/muon.py; published Muon runs have 5
+    optimizer_state: str = "float32"
+    optimizer_device: str = "auto"
+    muon_rounds: int = 3  # of train/muon.py; published Muon runs have 5
     flash: bool = True  # False: attention that writes its (T, T) scores, as code before PyTorch 2.0 did
 
     @property
     def micro_tokens(self) -> int:
         """Tokens of one micro-step on one device."""
         return self.micro_batch * self.shape.block_size
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.parallel == "fsdp" and self.processes > 1
 
     @property
     def tokens_per_step(self) -> int:
@@ -42,43 +52,39 @@ class Setting:
         return DTYPE_BYTES[self.dtype]
 
 
-def setting_of(config: TrainConfig, shape: ModelShape, gpu: GPU | None, processes: int = 1) -> Setting:
-    """The setting a config means on this card.
+@dataclass(frozen=True)
+class Spread:
+    """Where the processes of a run are: on how many machines, over which network, on which cards if they differ."""
 
-    `chunked_loss='auto'` is planned as whole logits: what nanoGPT does, and the most a run can need. Where that does
-    not fit, the plan says what `chunked_loss=True` needs.
-    """
-    return Setting(
-        shape=shape,
-        micro_batch=config.batch_size,
-        accumulation=max(1, config.accumulation(processes)),
-        processes=processes,
-        dtype=resolve_dtype(config.dtype, gpu),
-        compile=config.compile,
-        chunked_loss=config.chunked_loss is True,
-        checkpoint_activations=config.checkpoint_activations,
-        optimizer=config.optimizer,
-    )
+    nodes: int = 1
+    network_gbs: float | None = None  # between machines, per machine; None: what is usual beside such cards
+    cards: tuple[GPU, ...] = ()  # one per process, where they are unlike
 
 
-def resolve_dtype(dtype: str, gpu: GPU | None) -> str:
-    """'auto' is bfloat16 where the card has it, float16 on older tensor cores, float32 on cards without them."""
-    if dtype != "auto":
-        return dtype
-    if gpu is None or gpu.has_bf16:
-        return "bfloat16"
-    return "float16" if gpu.bf16_tflops else "float32"
+ONE_MACHINE = Spread()
 
 
-def measured_key(setting: Setting, device: str) -> SpeedKey:
-    """The key under which `tune` and `train` keep what this setting did on the device torch calls `device`."""
-    return speed_key(
-        device,
-        setting.shape,
-        setting.micro_batch,
-        dtype=setting.dtype,
-        compile=setting.compile,
-        chunked_loss=setting.chunked_loss,
-        checkpoint_activations=setting.checkpoint_activations,
-        optimizer=setting.optimizer,
-    )
+def speed_key(setting: Setting, device: str) -> SpeedKey:
+    """Under which a timing of this setting is kept, on the device torch calls `device`. The only way a key is made."""
+    shape = setting.shape
+    named = {name: getattr(shape, name) for name in _fields(SpeedKey) if hasattr(shape, name)}
+    named |= {name: getattr(setting, name) for name in _fields(SpeedKey) if name in _fields(Setting)}
+    return SpeedKey(device=device, **named, ingredients=_unusual(shape, _fields(SpeedKey)), more=_more(setting))
+
+
+def _more(setting: Setting) -> str:
+    """What else makes a micro-step another one; how often it is repeated and on how many devices does not."""
+    return _unusual(setting, (*_fields(SpeedKey), "shape", "accumulation", "processes", "nodes", "network_gbs"))
+
+
+def _unusual(noun: ModelShape | Setting, known: Collection[str]) -> str:
+    """Fields that have no place of their own in the key and are not at their default: 'norm=layer smear=False'."""
+    if isinstance(noun, ModelShape) and noun.arch != "modern":
+        return ""
+    rest = [field for field in fields(noun) if field.name not in known]
+    changed = [field.name for field in rest if getattr(noun, field.name) != field.default]
+    return " ".join(f"{name}={getattr(noun, name)}" for name in changed)
+
+
+def _fields(noun: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(noun))

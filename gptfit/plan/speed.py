@@ -6,16 +6,21 @@ import math
 from dataclasses import dataclass
 
 from gptfit.estimate import Basis, Estimate
-from gptfit.gpus import GPU
+from gptfit.gpus import GPU, NANOGPT_PEAK_TFLOPS
 from gptfit.measured import MeasuredSpeed
-from gptfit.plan import rates
+from gptfit.plan import calibration, link, rates
+from gptfit.plan.calibration import Calibration
+from gptfit.plan.memory import kept_state_bytes
 from gptfit.plan.setting import Setting
 
-A100_TFLOPS = 312.0  # the constant in nanoGPT's estimate_mfu
+A100_TFLOPS = NANOGPT_PEAK_TFLOPS
+CALIBRATED_ERROR = 0.18  # nine of ten shapes that were never timed, on a busy machine (docs/accuracy.md)
 MEASURED_ERROR = 0.03  # three logs of one RTX 4070 over five months agree to 0.13 %; other machines drift more
 
 MATMUL_TILE = 64  # tensor-core kernels compute whole tiles; a width of 504 costs as much as 512
 HEAD_TILE = 32  # flash attention kernels exist for head sizes 32, 64, 96, 128, ...
+PCIE_GBS = 12.0  # what pinned copies reach on 4.0 x8, the narrowest link of current GeForce cards; x16 has twice that
+PACKING_PASSES = 8  # over the float32 state: shares, roots and codes one after another, not fused
 MUON_ROUND_FLOPS = 6  # per matrix weight, unit of its smaller side and round: three products of two FLOPs each
 
 
@@ -23,16 +28,17 @@ MUON_ROUND_FLOPS = 6  # per matrix weight, unit of its smaller side and round: t
 class Constants:
     """Byte counts and fixed costs, fitted by bench/fit_speed.py. Meaning and error of each: docs/formulas.md."""
 
-    block_bytes: float = 146.0  # per token, layer and channel, compiled: norms, GELU, residuals, matmul operands
-    block_bytes_eager: float = 271.0
+    block_bytes: float = 136.0  # per token, layer and channel, compiled: norms, GELU, residuals, matmul operands
+    block_bytes_eager: float = 282.0
     logit_bytes: float = 12.0  # per token and vocabulary entry, compiled: logits, softmax, gradient
-    logit_bytes_eager: float = 22.6
-    score_bytes: float = 38.0  # per attention score when it is written to memory, compiled
-    score_bytes_eager: float = 120.0
-    micro_step_weight_bytes: float = 20.5  # per weight and micro-step: 16-bit copy, gradient, accumulation
+    logit_bytes_eager: float = 21.8
+    score_bytes: float = 40.6  # per attention score when it is written to memory, compiled
+    score_bytes_eager: float = 122.0
+    micro_step_weight_bytes: float = 20.3  # per weight and micro-step: 16-bit copy, gradient, accumulation
     update_weight_bytes: float = 32.0  # per weight and update: AdamW reads 4 and writes 3 floats, clipping reads 1
     micro_step_ms: float = 0.5  # host work that the device waits for
     launch_ms_eager: float = 0.45  # host time to launch one block's kernels, forward and backward
+    flash_rate: float = 0.586  # flash attention's FLOPs run at this share of the matmuls' rate
     update_ms: float = 3.0  # logging, batches, clipping: once per step
     unaligned_head: float = 1.25  # a vocabulary that is no multiple of 8 costs the head's matmuls this much more
 
@@ -58,19 +64,25 @@ def predict(
     gpu: GPU,
     measured: MeasuredSpeed | None = None,
     constants: Constants = FITTED,
-    rate_constants: rates.Constants = rates.FITTED,
+    rate_constants: rates.RateConstants = rates.FITTED,
+    link_constants: link.LinkConstants = link.FITTED,
+    calibrated: Calibration | None = None,
 ) -> Speed | None:
     """Tokens per second on this card, or None when no figure of the card's arithmetic rate exists."""
+    if measured is None and calibrated is not None and calibrated.knows(setting):
+        return from_calibration(setting, calibrated, gpu, link_constants)
     rate = rates.matmul_tflops(gpu, setting.dtype, rate_constants)
     if rate is None:
         return from_measurement(setting, measured, gpu) if measured else None
     parts = step_parts(setting, gpu, rate.value, constants)
+    one_micro_s = measured.ms_per_micro_step / 1e3 if measured else _micro_seconds(parts, setting)
+    parts["network"] = link.traffic(setting, gpu, one_micro_s, link_constants).exposed_seconds
     if measured is not None:
         # The trial timed micro-steps; what it did not time (the update, the network) keeps its estimate.
         untimed_s = parts["network"] + (parts["update"] + parts["host"] if measured.ms_per_update is None else 0.0)
         return from_measurement(setting, measured, gpu, untimed_s)
     step_s = sum(parts.values())
-    micro_s = sum(parts[name] for name in MICRO_STEP_PARTS) / setting.accumulation
+    micro_s = _micro_seconds(parts, setting)
     down, up = rates.relative_error(gpu, setting.compile)
     return _speed(setting, gpu, step_s, micro_s, parts, down, up, "fit")
 
@@ -84,18 +96,34 @@ def from_measurement(
     return _speed(setting, gpu, step_s, micro_s, {}, MEASURED_ERROR, MEASURED_ERROR, "measured")
 
 
+def from_calibration(
+    setting: Setting, found: Calibration, gpu: GPU | None = None, link_constants: link.LinkConstants = link.FITTED
+) -> Speed:
+    """The sum of the pieces that `doctor --card` timed on this machine."""
+    parts = calibration.step_parts(setting, found)
+    per_step = sum(parts[name] for name in calibration.PER_UPDATE)
+    micro_s = (sum(parts.values()) - per_step) / setting.accumulation
+    if gpu is not None:
+        parts["network"] = link.traffic(setting, gpu, micro_s, link_constants).exposed_seconds
+    error = CALIBRATED_ERROR
+    return _speed(setting, gpu, sum(parts.values()), micro_s, parts, error, error, "calibrated")
+
+
 MICRO_STEP_PARTS = ("matmul", "attention", "memory traffic", "launches")
 
 
 def step_parts(setting: Setting, gpu: GPU, matmul_tflops: float, constants: Constants = FITTED) -> dict[str, float]:
-    """Seconds of one whole step by cause, per device."""
+    """Seconds of one whole step by cause, per device, without the exchange among several."""
     shape, tokens = setting.shape, setting.micro_tokens
     flops_per_s = matmul_tflops * 1e12
     bytes_per_s = gpu.bandwidth_gbs * 1e9
-    passes = 4 / 3 if setting.checkpoint_activations else 1.0  # blocks run forward twice
+    passes = 4 / 3 if setting.checkpoint_activations is True else 1.0  # blocks run forward twice
+    # Norms, activations and sums run forward twice: a third of the blocks' traffic, which is all they are.
+    moves = 4 / 3 if setting.checkpoint_activations else 1.0
     matmul = (block_flops(setting) * passes + head_flops(setting, constants)) * tokens / flops_per_s
-    attention = attention_flops(setting) * passes * tokens / flops_per_s
-    traffic = (block_traffic(setting, constants) * passes + logit_traffic(setting, constants)) * tokens
+    flash = constants.flash_rate if setting.flash else 1.0
+    attention = attention_flops(setting) * passes * tokens / (flops_per_s * flash)
+    traffic = (block_traffic(setting, constants) * moves + logit_traffic(setting, constants)) * tokens
     traffic += constants.micro_step_weight_bytes * shape.n_weights
     on_device = matmul + attention + traffic / bytes_per_s
     launching = 0.0 if setting.compile else constants.launch_ms_eager * 1e-3 * shape.n_layer
@@ -103,7 +131,8 @@ def step_parts(setting: Setting, gpu: GPU, matmul_tflops: float, constants: Cons
     launches = constants.micro_step_ms * 1e-3 + max(0.0, launching - on_device)
     update = constants.update_weight_bytes * shape.n_weights / bytes_per_s
     if setting.optimizer == "muon":
-        update += muon_flops(setting) / flops_per_s
+        update += muon_flops(setting) / setting.processes / flops_per_s  # each makes its part orthogonal
+    update += kept_state_seconds(setting, bytes_per_s)
     return {
         "matmul": matmul * setting.accumulation,
         "attention": attention * setting.accumulation,
@@ -111,8 +140,17 @@ def step_parts(setting: Setting, gpu: GPU, matmul_tflops: float, constants: Cons
         "launches": launches * setting.accumulation,
         "update": update,
         "host": constants.update_ms * 1e-3,
-        "network": _network_seconds(setting, gpu),
     }
+
+
+def kept_state_seconds(setting: Setting, bytes_per_s: float) -> float:
+    """Once per update: packing and unpacking on the device, and both ways over PCIe where the state is in host memory."""
+    seconds = 0.0
+    if setting.optimizer_state == "8bit":
+        seconds += PACKING_PASSES * kept_state_bytes(setting, "float32") / bytes_per_s
+    if setting.optimizer_device == "cpu":
+        seconds += 2 * kept_state_bytes(setting) / (PCIE_GBS * 1e9)
+    return seconds
 
 
 def block_flops(setting: Setting) -> float:
@@ -162,10 +200,8 @@ def muon_flops(setting: Setting) -> float:
     return float(sum(MUON_ROUND_FLOPS * setting.muon_rounds * w.size * min(w.shape) for w in matrices))
 
 
-def _network_seconds(setting: Setting, gpu: GPU) -> float:
-    """A ring all-reduce of float32 gradients once per step."""
-    n = setting.processes
-    return 2 * (n - 1) / n * 4 * setting.shape.n_weights / (rates.link_gbs(gpu) * 1e9)
+def _micro_seconds(parts: dict[str, float], setting: Setting) -> float:
+    return sum(parts[name] for name in MICRO_STEP_PARTS) / setting.accumulation
 
 
 def _width(setting: Setting) -> float:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from gptfit.config import FIELD_TYPES, GPTFIT_KEYS, TrainConfig
-from gptfit.configfile import COMMAND_LINE, Loaded, load_config
-from gptfit.dataset import data_folder, read_dataset
-from gptfit.errors import UsageError
-from gptfit.recipe import RECIPES, modern_keys
+from gptfit.config.key_words import key_lines
+from gptfit.config.keys import KEYS, TrainConfig
+from gptfit.config.read import COMMAND_LINE, Loaded, checked, read_config
+from gptfit.config.recipe import MANY_EPOCHS, RECIPES, DataSize, epochs, modern_keys
+from gptfit.config.write import render
+from gptfit.dataset import DatasetInfo, Split, data_folder, read_dataset
+from gptfit.errors import ConfigError, UsageError
+from gptfit.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,9 +32,10 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
     """`[CONFIG.py ...] [--key=value ...]` in any order, as nanoGPT's configurator takes them."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG.py", help="nanoGPT-style config files, later ones win")
     parser.set_defaults(overrides=[], options=[])
-    nanogpt = " ".join(key for key in FIELD_TYPES if key not in GPTFIT_KEYS)
-    ours = " ".join(key for key in FIELD_TYPES if key in GPTFIT_KEYS)
-    parser.epilog = f"Keys, each as --key=value. nanoGPT's: {nanogpt}. gptfit's own: {ours}."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(
+        ["keys, each as --key=value (* gptfit's own; `gptfit keys NAME` says more):", *key_lines()]
+    )
 
 
 def recipe_argument(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +47,15 @@ def recipe_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load(args: argparse.Namespace, checked: bool = True) -> Loaded:
-    """The config the command line describes; positional words that are no files are refused with a hint."""
+def load(args: argparse.Namespace) -> Loaded:
+    """The config the command line describes, and it can start."""
+    return checked(load_unchecked(args))
+
+
+def load_unchecked(args: argparse.Namespace) -> Loaded:
+    """The same as it stands, even if it cannot start; positional words that are no files are refused with a hint."""
     overrides: list[str] = []
-    _refuse_separate_values(args)
+    _refuse_strangers(args)
     files = list(args.configs)
     for word in args.overrides:
         if word.startswith("--"):
@@ -51,40 +64,62 @@ def load(args: argparse.Namespace, checked: bool = True) -> Loaded:
             raise UsageError(f"{word}: keys are given as --{word}")
         else:
             files.append(word)  # argparse stops collecting files at the first unknown option
-    if getattr(args, "recipe", "gpt2") == "gpt2":
-        return load_config(files, overrides, checked=checked)
-    return _with_modern_recipe(load_config(files, overrides, checked=False), checked)
+    loaded = read_config(files, overrides)
+    return loaded if getattr(args, "recipe", "gpt2") == "gpt2" else _with_modern_recipe(loaded)
 
 
-def _with_modern_recipe(loaded: Loaded, checked: bool) -> Loaded:
+def _with_modern_recipe(loaded: Loaded) -> Loaded:
     """The recipe's keys over those of the files and under those of the command line."""
     if loaded.config.init_from == "resume":
         return loaded  # the run's own config has them
     if loaded.config.init_from != "scratch":
-        raise UsageError("--recipe modern is a model of its own, and init_from brings another; leave one of them out")
+        raise UsageError(
+            "--recipe modern is a model of its own, and init_from brings another", fix="leave one of them out"
+        )
     typed = {key for key, source in loaded.sources.items() if source == COMMAND_LINE}
-    keys = modern_keys(loaded.config, set(loaded.sources) - typed, typed, _vocab_size(loaded.config))
+    data = _data_size(loaded.config)
+    keys = modern_keys(loaded.config, set(loaded.sources) - typed, typed, data)
     values = {**loaded.config.as_dict(), **keys}
-    line = f"recipe modern: {', '.join(f'{key} = {value!r}' for key, value in keys.items())}"
-    config = TrainConfig(**values) if checked else TrainConfig.unchecked(**values)
-    return replace(
-        loaded, config=config, sources=loaded.sources | dict.fromkeys(keys, "recipe"), notes=(*loaded.notes, line)
-    )
+    lines = [f"recipe modern: {', '.join(f'{key} = {value!r}' for key, value in keys.items())}"]
+    if (times := epochs(loaded.config, keys, data)) > MANY_EPOCHS:
+        lines.append(
+            f"recipe modern: {times:.1f} epochs of this data, so its weight decay, dropout and order are for many"
+        )
+    config = TrainConfig.unchecked(**values)
+    sources = loaded.sources | dict.fromkeys(keys, "recipe")
+    return replace(loaded, config=config, sources=sources, notes=(*loaded.notes, *lines))
 
 
-def _vocab_size(config: TrainConfig) -> int | None:
+def _data_size(config: TrainConfig) -> DataSize:
     """Of the data, where it is there to be read."""
     folder = data_folder(config.dataset, config.data_root)
-    return read_dataset(folder).model_vocab_size if folder.is_dir() else None
+    if not folder.is_dir():
+        return DataSize()
+    info = read_dataset(folder)
+    tokens, has_documents = info.train.tokens if info.train else None, info.end_of_text is not None
+    return DataSize(info.model_vocab_size, tokens, has_documents and config.sampling == "epoch")
 
 
-def _refuse_separate_values(args: argparse.Namespace) -> None:
-    """`--batch_size 8` would leave 8 as a file; nanoGPT's form has an equals sign. A verb's own option takes both."""
+# What other trainers call things that have another name here.
+OTHER_WORDS = {
+    "resume": "--init_from=resume (with --out_dir, or the run's config)",
+    "lr": "--learning_rate=VALUE",
+    "steps": "--max_iters=VALUE",
+    "iters": "--max_iters=VALUE",
+    "hours": "--max_hours=VALUE",
+    "context": "--block_size=VALUE",
+}
+
+
+def _refuse_strangers(args: argparse.Namespace) -> None:
+    """Options that are none, with the one that was meant; a key without a value."""
     for word in args.overrides:
         option = word.partition("=")[0]
+        if meant := OTHER_WORDS.get(option.removeprefix("--")):
+            raise UsageError(f"{option}: no such option or key", fix=f"use {meant}")
         close = difflib.get_close_matches(option, args.options, n=1, cutoff=0.8)
-        if close and option.removeprefix("--") not in FIELD_TYPES:
-            raise UsageError(f"{option}: no such option or key; did you mean {close[0]}?")
+        if close and option.removeprefix("--") not in KEYS:
+            raise UsageError(f"{option}: no such option or key", fix=f"did you mean {close[0]}?")
         if word.startswith("--") and "=" not in word:
             raise UsageError(f"{word}: give a value as {word}=VALUE")
 
@@ -98,13 +133,71 @@ def config_lines(loaded: Loaded) -> list[str]:
     return lines
 
 
+def dataset_json(info: DatasetInfo) -> dict[str, Any]:
+    """A prepared folder with stable names."""
+
+    def split(found: Split | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        files = [str(file) for file in found.files]
+        return {"tokens": found.tokens, "documents": found.documents, "text_bytes": found.text_bytes, "files": files}
+
+    return {
+        "folder": str(info.folder),
+        "tokenizer": info.tokenizer,
+        "vocab_size": info.vocab_size,
+        "dtype": info.dtype,
+        "bytes_per_token": info.bytes_per_token,
+        "train": split(info.train),
+        "val": split(info.val),
+    }
+
+
 def print_json(value: Any) -> None:
     json.dump(value, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
 
 def console() -> Console:
-    """A rich console; plain and wide when piped, so that tables are not cut for `grep`."""
+    """A rich console; plain when piped, and wide unless COLUMNS says how wide, so that tables are not cut for `grep`."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    columns = os.environ.get("COLUMNS", "")
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # https://no-color.org
+    if sys.stdout.isatty():
+        return Console(highlight=False, color_system=colors)
+    width = int(columns) if columns.isdecimal() and int(columns) else PIPED_WIDTH
+    return Console(highlight=False, width=width, color_system=colors, file=cast(IO[str], Trimmed(sys.stdout)))
+
+
+class Trimmed:
+    """A text stream whose lines have no blanks at their end; tables are filled up with them to their width."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def check_new_config(path: Path) -> None:
+    """Before the work: a config is written as a new .py file, never over another."""
+    if path.suffix != ".py":
+        raise UsageError(f"--write {path}: a config file ends in .py")
+    if path.exists():
+        raise ConfigError(f"{path}: exists already", fix="name a new file or remove it")
+
+
+def write_config(path: Path, config: TrainConfig, title: str, notes: Sequence[str]) -> None:
+    write_config_text(path, render(config, title, notes))
+
+
+def write_config_text(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})", fix="choose another place") from None

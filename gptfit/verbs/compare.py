@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from gptfit.errors import UsageError
-from gptfit.foreignlog import open_run
-from gptfit.runlog import RunLog
+from gptfit.logs.open_run import open_run
+from gptfit.logs.runlog import RunLog
 from gptfit.verbs.common import console, print_json
 
 HELP = (
@@ -32,16 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gptfit.compare.comparison import compare_runs
+    from gptfit.compare.comparison_json import comparison_json
+    from gptfit.compare.sentences import explain
     from gptfit.verbs.compare_view import print_comparison
-    from gptfit.view.asjson import comparison_json
-    from gptfit.view.compare import compare_runs
-    from gptfit.view.explain import explain
 
-    logs = _open(args.runs, args.config)
+    logs = open_runs(args.runs, args.config)
     comparison = compare_runs(logs, args.gpu)
     explanation = explain(comparison)
     if args.html:
-        from gptfit.view.report import write_page
+        from gptfit.pages.report import write_page
 
         write_page(logs, comparison, explanation, Path(args.html))
     if args.json:
@@ -54,9 +54,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open(runs: list[str], configs: list[str]) -> list[RunLog]:
+def open_runs(runs: list[str], configs: list[str]) -> list[RunLog]:
     """One config serves every run that lacks one; several are matched in order."""
     if len(configs) > 1 and len(configs) != len(runs):
-        raise UsageError(f"--config names {len(configs)} files for {len(runs)} runs; give one, or one per run in order")
+        raise UsageError(
+            f"--config names {len(configs)} files for {len(runs)} runs", fix="give one, or one per run in order"
+        )
     paths: list[str] | list[None] = configs * len(runs) if len(configs) == 1 else configs or [None] * len(runs)
     return [open_run(run, config) for run, config in zip(runs, paths, strict=True)]

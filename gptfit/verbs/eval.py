@@ -11,7 +11,7 @@ from gptfit.verbs.common import print_json
 from gptfit.verbs.model_view import describe, note, show_progress
 
 if TYPE_CHECKING:
-    from gptfit.run.opened import Opened
+    from gptfit.checkpoint.loaded_model import LoadedModel
 
 HELP = "exact validation loss and known benchmarks"
 
@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--limit {args.limit} must be 1 or more")
     if args.tasks_folder and not args.tasks:
         raise UsageError("--tasks-folder needs --tasks")
-    from gptfit.run.evalfile import save_results
-    from gptfit.run.opened import open_model
+    from gptfit.checkpoint.loaded_model import open_model
+    from gptfit.generate.eval_file import save_results
 
     opened = open_model(args.model, args.data, args.device)
     for line in (describe(opened), *opened.notes):
@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _loss(opened: Opened, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    from gptfit.run.evaluate import split_loss
+def _loss(opened: LoadedModel, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    from gptfit.generate.exact_loss import split_loss
 
     if opened.data is None:
         if args.hellaswag or args.tasks:
             return {}, []
-        raise DataError(f"{opened.path}: its data folder is not here; say where it is with --data DIR")
+        raise DataError(f"{opened.path}: its data folder is not here", fix="say where it is with --data DIR")
     found = split_loss(opened, opened.data, args.split, args.stride, partial(show_progress, f"{args.split} tokens"))
     bits = found.bits_per_byte
     windows = "side by side" if found.stride == found.block_size else f"{found.stride:,} apart"
@@ -76,9 +76,9 @@ def _loss(opened: Opened, args: argparse.Namespace) -> tuple[dict[str, Any], lis
     return {f"{found.split}_loss": {**values, "stride": found.stride}}, lines
 
 
-def _known_losses(opened: Opened) -> list[str]:
+def _known_losses(opened: LoadedModel) -> list[str]:
     """Results on the same data; for other data in GPT-2's tokens one figure for scale."""
-    from gptfit.run.references import references
+    from gptfit.generate.references import references
 
     assert opened.data is not None
     if opened.tokenizer.name not in ("gpt2", "chars"):
@@ -92,10 +92,10 @@ def _known_losses(opened: Opened) -> list[str]:
     return [f"  for scale, on other data: {row.value:g} on OpenWebText, {row.model} ({row.source})"]
 
 
-def _hellaswag(opened: Opened, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def _hellaswag(opened: LoadedModel, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     if not args.hellaswag:
         return {}, []
-    from gptfit.run.hellaswag import hellaswag, read_items
+    from gptfit.generate.hellaswag import hellaswag, read_items
 
     items = read_items(args.hellaswag)[: args.limit]
     found = hellaswag(opened, items, partial(show_progress, "questions"))
@@ -108,10 +108,10 @@ def _hellaswag(opened: Opened, args: argparse.Namespace) -> tuple[dict[str, Any]
     return {"hellaswag": {**values, "acc_norm_stderr": found.standard_error}}, lines
 
 
-def _tasks(opened: Opened, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def _tasks(opened: LoadedModel, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     if not args.tasks:
         return {}, []
-    from gptfit.run.harness import run_tasks
+    from gptfit.generate.harness import run_tasks
 
     tasks = [task.strip() for task in args.tasks.split(",") if task.strip()]
     results: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def _tasks(opened: Opened, args: argparse.Namespace) -> tuple[dict[str, Any], li
 
 
 def _known(task: str, metrics: tuple[str, ...]) -> list[str]:
-    from gptfit.run.references import references
+    from gptfit.generate.references import references
 
     rows = [row for metric in metrics for row in references(task, metric)]
     return [f"  known: {row.metric} {row.value:g} {row.model} ({row.source})" for row in rows]

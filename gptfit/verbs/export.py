@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gptfit.run.export import export
-    from gptfit.run.opened import open_model
+    from gptfit.checkpoint.loaded_model import open_model
+    from gptfit.export.export import export
 
     opened = open_model(args.model, args.data, device="cpu")
     for line in (describe(opened), *opened.notes):

@@ -30,19 +30,19 @@ def run(args: argparse.Namespace) -> int:
 def _print_table(gpus: list[GPU]) -> None:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("GPU", no_wrap=True)
-    for heading in ("memory GiB", "GB/s", "bf16 TFLOPS", "measured"):
+    for heading in ("GiB", "GB/s", "TFLOPS", "measured"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("confidence", no_wrap=True)
+    table.add_column("sure", no_wrap=True)
     for gpu in gpus:
         rate = "unknown" if gpu.bf16_tflops is None else f"{gpu.bf16_tflops:g}"
         table.add_row(gpu.name, f"{gpu.vram_gib:g}", f"{gpu.bandwidth_gbs:g}", rate, _measured(gpu), gpu.confidence)
     out = console()
     out.print(table)
     out.print(
-        "\nbf16 TFLOPS: dense, fp32 accumulation (fp16 where a card has no bf16), from data sheets (spec). "
-        "measured: published matmul rates. `gptfit gpus NAME` shows the sources."
+        "\nTFLOPS: dense bf16, fp32 accumulation (fp16 where a card has no bf16), from data sheets (spec). "
+        "measured: published matmul rates. sure: confidence in the figure. `gptfit gpus NAME` shows the sources."
     )
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from gptfit.units import si
 
 if TYPE_CHECKING:
-    from gptfit.run.opened import Opened
+    from gptfit.checkpoint.loaded_model import LoadedModel
 
 
-def describe(opened: Opened) -> str:
+def describe(opened: LoadedModel) -> str:
     shape, checkpoint = opened.shape, opened.checkpoint
     step = f", step {checkpoint.iter_num:,}" if checkpoint.iter_num else ""
     loss = f", val loss {checkpoint.best_val_loss:.4f}" if _is_real(checkpoint.best_val_loss) else ""

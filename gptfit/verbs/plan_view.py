@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gptfit.estimate import Estimate
+from gptfit.plan.evaluation import eval_tokens
+from gptfit.plan.ladder import Ladder
 from gptfit.plan.loss import perplexity
 from gptfit.plan.rates import peak_tflops
 from gptfit.plan.result import Plan
-from gptfit.units import GIB, count, gib, percent, si
+from gptfit.units import GIB, count, gib, percent, plural, si
 from gptfit.verbs.common import console
 
 if TYPE_CHECKING:
@@ -26,9 +28,29 @@ def show(plan: Plan, remarks: Iterable[str] = ()) -> None:
         out.print(remark, markup=False, style="dim")
     out.print(_title(plan), style="bold", markup=False)
     out.print(Padding(_table(_rows(plan)), (0, 0, 0, 1)))
+    if plan.ladder:
+        out.print()
+        out.print(Padding(_ladder(plan.ladder), (0, 0, 0, 1)))
     if plan.problems or plan.notes:
         out.print()
         out.print(Padding(_problems(plan), (0, 0, 0, 1)))
+
+
+def _ladder(ladder: Ladder) -> Table:
+    """Each rung alone, at the micro-batch asked for; the rungs of the cheapest way that fits are marked."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="cyan")
+    table.add_column("memory ladder", no_wrap=True)
+    for name in ("saves", "time", "fits alone", "needed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    chosen = ladder.way.rungs if ladder.way else ()
+    for step in ladder.steps:
+        cost = "" if step.costs_share is None else f"{100 * step.costs_share:+.1f} %"
+        fits, needed = "yes" if step.fits else "no", "yes" if step.rung in chosen else ""
+        saves = gib(step.saves_bytes) if step.saves_bytes > 0 else "nothing"
+        table.add_row(step.rung.words, saves, cost, fits, needed)
+    return table
 
 
 def _problems(plan: Plan) -> Table:
@@ -39,7 +61,7 @@ def _problems(plan: Plan) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     for problem in plan.problems:
-        text = Text(f"{problem.key}: {problem.message}\n")
+        text = Text(f"{problem.where}: {problem.message}\n")
         text.append(f"fix: {problem.fix}", style="dim")
         table.add_row(Text(problem.level, style="red" if problem.level == "error" else "yellow"), text)
     for note in plan.notes:
@@ -49,9 +71,11 @@ def _problems(plan: Plan) -> Table:
 
 def _title(plan: Plan) -> str:
     shape = plan.shape
-    card = plan.gpu.name if plan.gpu else "no GPU"
-    if plan.processes > 1:
+    card = plan.gpu.name if plan.gpu else "this machine's CPU"
+    if plan.processes > 1 and not (plan.several and plan.several.shares):
         card = f"{plan.processes} x {card}"
+    elif plan.processes > 1:
+        card = f"{plan.processes} unlike cards, {card} the smallest"
     model = f"{shape.n_layer} layers x {shape.n_embd}, {shape.n_head} heads, block {shape.block_size}"
     return f"{model}, vocab {count(shape.vocab_size)} on {card}"
 
@@ -77,9 +101,11 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "", f"{si(shape.flops_per_token)} FLOPs per token", "exact"
     across = f" x {plan.processes} GPUs" if plan.processes > 1 else ""
     micro = f"{setting.micro_batch} rows x {count(shape.block_size)} x {setting.accumulation} micro-steps{across}"
-    yield "step", f"{count(plan.tokens_per_step)} tokens = {micro}", "exact"
+    if not plan.config.eval_only:
+        yield "step", f"{count(plan.tokens_per_step)} tokens = {micro}", "exact"
     yield from _memory_rows(plan)
     yield from _speed_rows(plan)
+    yield from _several_rows(plan)
     yield from _run_rows(plan)
 
 
@@ -88,26 +114,39 @@ def _memory_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if memory is None:
         return
     device, allocated = memory.device, memory.allocated
-    if plan.gpu is None and device.basis == "measured":
+    if plan.gpu is None and device.basis in ("measured", "calibrated"):
         yield "memory", f"{gib(device.value)}, the whole process", device.basis
         return
-    shown = (
-        f"{gib(device.value)} on nvidia-smi ({_range(device.map(1 / GIB), '.1f')}), {gib(allocated.value)} allocated"
-    )
+    where = "on nvidia-smi" if plan.gpu and plan.gpu.is_nvidia else "in the process"
+    shown = f"{gib(device.value)} {where} ({_range(device.map(1 / GIB), '.1f')}), {gib(allocated.value)} allocated"
     yield "memory", shown, device.basis
     parts = [f"{name} {size / GIB:.1f}" for name, size in memory.parts.items() if size]
     yield "", " + ".join(parts), ""
     if plan.gpu is None or plan.usable_bytes is None:
         return
-    margin = plan.usable_bytes - device.value
-    verdict = f"yes, {gib(margin)} to spare" if plan.fits else f"no, {gib(-margin)} too much"
-    largest = f"largest micro-batch {plan.largest_micro_batch}" if plan.largest_micro_batch else "no micro-batch fits"
-    yield "fits", f"{verdict} of {gib(max(0.0, plan.usable_bytes))} usable; {largest}", ""
+    yield "fits", f"{_verdict(plan)} of {gib(max(0.0, plan.usable_bytes))} usable{_largest(plan)}", ""
+
+
+def _verdict(plan: Plan) -> str:
+    """'tight' with the chance of fitting where the limit is inside the range."""
+    assert plan.memory is not None
+    assert plan.usable_bytes is not None
+    margin = plan.usable_bytes - plan.memory.device.value
+    spare = f"{gib(margin)} to spare" if plan.fits else f"{gib(-margin)} too much"
+    if plan.is_tight:
+        return f"tight, {percent(plan.fit_chance or 0.0)} likely: {spare}"
+    return f"{'yes' if plan.fits else 'no'}, {spare}"
+
+
+def _largest(plan: Plan) -> str:
+    if plan.config.eval_only:
+        return ""
+    return f"; largest micro-batch {plan.largest_micro_batch}" if plan.largest_micro_batch else "; no micro-batch fits"
 
 
 def _speed_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     speed, gpu = plan.speed, plan.gpu
-    if speed is None:
+    if speed is None or plan.config.eval_only:
         return
     rate = speed.tokens_per_s
     yield "speed", f"{si(rate.value)} tokens/s ({si(rate.low)} to {si(rate.high)})", rate.basis
@@ -122,8 +161,37 @@ def _speed_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield "", ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= LEAST_SHARE), "fit"
 
 
+def _several_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    several = plan.several
+    if several is None:
+        return
+    sent, basis = several.traffic, several.scaling.basis
+    where = f" on {several.nodes} machines" if several.nodes > 1 else ""
+    yield (
+        "gpus",
+        f"{several.processes}{where}, each sends {gib(sent.bytes_sent)} per step at {sent.link_gbs:.3g} GB/s",
+        basis,
+    )
+    hidden = f"{_milliseconds(sent.seconds * 1e3)} on the link, {percent(sent.hidden_share)} of it behind compute"
+    yield "", hidden, basis
+    scaling = several.scaling
+    ends = f"{percent(scaling.low)} to {percent(scaling.high)}"
+    yield "", f"scaling {percent(scaling.value)} ({ends}) of {several.processes} times one", basis
+    if several.gain is not None:
+        shares = " + ".join(map(str, several.shares))
+        yield "", f"micro-steps {shares}: {several.gain:.2f} times the speed of equal shares", basis
+
+
 def _run_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     seconds = plan.seconds
+    if plan.config.eval_only:
+        took = f" in {_time_range(seconds)}" if seconds else ""
+        yield (
+            "run",
+            f"one evaluation, {si(eval_tokens(plan.config))} tokens{took}",
+            seconds.basis if seconds else "exact",
+        )
+        return
     steps = f"{count(plan.config.max_iters)} steps, {si(plan.tokens)} tokens"
     if seconds is None:
         yield "run", steps, "exact"
@@ -154,7 +222,7 @@ def _data_line(plan: Plan) -> str:
         tokens += f" ({si(data.tokens.low)} to {si(data.tokens.high)})"
     words = [f"{data.name}: {tokens} tokens"]
     if data.rows and data.text_bytes:
-        words.append(f"{count(data.rows)} documents of {gib(data.text_bytes)}")
+        words.append(f"{plural(data.rows, 'document')} of {gib(data.text_bytes)}")
     if data.bytes_per_token:
         words.append(f"{data.bytes_per_token:.2f} bytes per token")
     if plan.epochs:

@@ -8,17 +8,19 @@ import re
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gptfit.allocator import keep_freed_memory
+from gptfit.device.allocator import keep_freed_memory
 from gptfit.errors import UsageError
-from gptfit.verbs.common import console
+from gptfit.verbs.common import console, dataset_json, print_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gptfit.data.options import PrepareOptions
 
 HELP = "Turn documents into nanoGPT's train.bin and val.bin, with a manifest of what is in them."
-KEPT_BYTES = 256 * 2**20  # of freed memory: batches in flight come to less
+KEPT_BYTES = 256 * 2**20  # of freed memory; all batches that are worked on at once need less
 SCALES = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 
 
@@ -54,36 +56,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=0, help="threads, or Ray tasks (default: one per core)")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: the same on a Ray cluster")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
+    parser.add_argument("--json", action="store_true", help="print only what the folder holds, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's idle threads would spin; nothing here multiplies
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # numpy's idle threads would use the processor, and nothing here needs matrix products
     keep_freed_memory(KEPT_BYTES)
     from gptfit.data.prepare import forecast, prepare
-    from gptfit.verbs.prepare_view import Screen, forecast_lines, summary_lines
+    from gptfit.verbs.prepare_view import PrepareScreen, forecast_json, forecast_lines, summary_lines
 
     options = options_of(args)
     out = console()
+    out.quiet = args.json  # what is said on the way is for people
     if args.dry_run:
-        with Screen(out) as screen:
+        with PrepareScreen(out) as screen:
             found = forecast(options, screen)
-        out.print("\n".join(forecast_lines(found, options)), markup=False)
+        _answer(args, out, forecast_json(found, options), forecast_lines(found, options))
         return 0
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        with Screen(out, options) as screen:
+        with PrepareScreen(out, options) as screen:
             info = prepare(options, screen)
     except KeyboardInterrupt:
         out.print(
             f"stopped; what was written is kept: run the same command again to go on ({options.out})", markup=False
         )
         return 130
-    out.print("\n".join(summary_lines(info)), markup=False)
+    _answer(args, out, dataset_json(info), summary_lines(info))
     return 0
 
 
+def _answer(args: argparse.Namespace, out: Console, as_json: dict[str, Any], lines: list[str]) -> None:
+    if args.json:
+        print_json(as_json)
+    else:
+        out.print("\n".join(lines), markup=False, soft_wrap=True)  # a command is never broken
+
+
 def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
-    """A polite kill is Ctrl-C: write the journal and go."""
+    """SIGTERM is treated as Ctrl-C: the journal is written, then the program ends."""
     raise KeyboardInterrupt
 
 
@@ -119,7 +132,7 @@ def parse_limit(text: str | None) -> tuple[int | None, int | None]:
         return None, None
     found = re.fullmatch(r"([\d_]+(?:\.\d+)?)\s*([kMB]?)\s*(documents|tokens)?", text.strip())
     if found is None:
-        raise UsageError(f"--limit {text}: is not a number of documents or tokens; for example 20k or 50Mtokens")
+        raise UsageError(f"--limit {text}: is not a number of documents or tokens", fix="for example 20k or 50Mtokens")
     number = round(float(found[1].replace("_", "")) * SCALES[found[2]])
     return (None, number) if found[3] == "tokens" else (number, None)
 

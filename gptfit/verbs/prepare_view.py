@@ -1,13 +1,13 @@
-"""What `gptfit prepare` shows: the forecast, a progress bar with a true denominator, the summary."""
+"""What `gptfit prepare` shows: the forecast, a progress bar that knows the total, the summary."""
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gptfit.data.options import Forecast, PrepareOptions, Progress
+from gptfit.data.options import Forecast, PrepareOptions, PrepareProgress
 from gptfit.dataset import DatasetInfo, Split
-from gptfit.units import count, duration, gib, percent, si
+from gptfit.units import count, duration, gib, percent, plural, si
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +18,7 @@ TOKENS_PER_PARAMETER = 20
 USUAL_SIZES = (("10M", 10e6), ("30M", 30e6), ("124M", 124e6), ("350M", 354e6))  # the last two are GPT-2's
 
 
-class Screen:
+class PrepareScreen:
     """The report prepare talks to: prints the forecast and notes, and keeps the bar moving."""
 
     def __init__(self, out: Console, options: PrepareOptions | None = None) -> None:
@@ -26,7 +26,7 @@ class Screen:
         self._options = options
         self._bar: Bar | None = None
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> PrepareScreen:
         return self
 
     def __exit__(
@@ -52,7 +52,7 @@ class Screen:
         self._task = self._bar.add_task("prepare", total=forecast.source_bytes, tokens="", rate="")
         self._bar.start()
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: PrepareProgress) -> None:
         if self._bar is None:
             return
         rate = f"{si(progress.tokens / progress.seconds)} tokens/s" if progress.seconds > 0 else ""
@@ -65,8 +65,8 @@ class Screen:
 
 def forecast_lines(forecast: Forecast, options: PrepareOptions) -> list[str]:
     """Before work: what is there and what it will take."""
-    rows = "documents not counted yet" if forecast.rows is None else f"{count(forecast.rows)} rows"
-    files = "1 file" if forecast.files == 1 else f"{count(forecast.files)} files"
+    rows = "documents not counted yet" if forecast.rows is None else plural(forecast.rows, "row")
+    files = plural(forecast.files, "file")
     tokens = forecast.tokens
     split = forecast.split
     held_out = (
@@ -78,9 +78,24 @@ def forecast_lines(forecast: Forecast, options: PrepareOptions) -> list[str]:
         f"sources   {files}, {rows}, about {gib(forecast.text_bytes)} of text",
         f"tokens    about {si(tokens.value)} ({si(tokens.low)} to {si(tokens.high)}, from a sample), tokenizer {forecast.tokenizer}",
         f"disk      {gib(forecast.disk_needed)} needed in {options.out}, {gib(forecast.disk_free)} free",
-        f"time      about {duration(max(forecast.seconds, 0.1))} with {forecast.workers} workers",
+        f"time      about {duration(max(forecast.seconds, 0.1))} with {plural(forecast.workers, 'worker')}",
         f"split     {held_out}",
     ]
+
+
+def forecast_json(forecast: Forecast, options: PrepareOptions) -> dict[str, Any]:
+    return {
+        "out": str(options.out),
+        "files": forecast.files,
+        "rows": forecast.rows,
+        "text_bytes": forecast.text_bytes,
+        "tokens": forecast.tokens.as_json(),
+        "tokenizer": forecast.tokenizer,
+        "seconds": forecast.seconds,
+        "disk_needed": forecast.disk_needed,
+        "disk_free": forecast.disk_free,
+        "split": {"kind": forecast.split.kind, "fraction": forecast.split.fraction, "seed": forecast.split.seed},
+    }
 
 
 def summary_lines(info: DatasetInfo) -> list[str]:
@@ -103,6 +118,6 @@ def _epochs(parameters: float, tokens: int) -> str:
 
 
 def _split_line(name: str, split: Split) -> str:
-    documents = "" if split.documents is None else f" in {count(split.documents)} documents"
-    files = split.files[0].name if len(split.files) == 1 else f"{len(split.files)} files"
+    documents = "" if split.documents is None else f" in {plural(split.documents, 'document')}"
+    files = split.files[0].name if len(split.files) == 1 else plural(len(split.files), "file")
     return f"  {name:<5} {count(split.tokens):>15} tokens{documents}, {files}"

@@ -3,76 +3,102 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from gptfit import measured
-from gptfit.configwrite import render
+from gptfit.config.recipe import MODERN_LIMITS, RECIPES
 from gptfit.dataset import data_folder
-from gptfit.errors import ConfigError, DeviceError, UsageError
-from gptfit.plan.propose import Proposal, Wish, propose
+from gptfit.errors import UsageError
+from gptfit.measured import Measurements
+from gptfit.plan.calibration import newest
+from gptfit.plan.candidates import Wish
+from gptfit.plan.propose import Proposal, Proposals, propose
 from gptfit.units import GIB, duration, si
-from gptfit.verbs.common import print_json, recipe_argument
-from gptfit.verbs.planinput import card_arguments, find_card, find_data, positive, vocab_size
-from gptfit.wholefile import write_whole
+from gptfit.verbs.common import check_new_config, print_json, write_config
+from gptfit.verbs.gpu_and_data import card_arguments, find_card, find_data, positive, processes_of, vocab_size
+from gptfit.verbs.next_commands import next_commands
 
 HELP = "Find the shape, micro-batch and horizon with the lowest expected loss within your hours, memory and data."
+USUAL_BLOCK, SHORT_BLOCK = 1024, 256  # GPT-2's; nanoGPT's for characters, of which a CPU manages no more either
+FEW_BYTES = 2.0  # per token: characters and bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     card_arguments(parser)
-    parser.add_argument("--hours", type=float, metavar="H", help="how long it may train")
-    parser.add_argument("--block_size", type=int, default=1024, metavar="T", help="context length (default 1024)")
-    recipe_argument(parser)
-    parser.add_argument("--plain", action="store_true", help="only keys that stock nanoGPT understands")
+    parser.add_argument("--hours", type=float, metavar="H", help="how long it may train: a limit, also of the run")
+    parser.add_argument(
+        "--block_size", type=int, metavar="T", help="context length (default 1024; 256 for characters or on a CPU)"
+    )
+    parser.add_argument(
+        "--only",
+        choices=("nanogpt", *RECIPES),
+        help="nanogpt: only what stock nanoGPT trains; gpt2 or modern: only that recipe (default: the lowest loss)",
+    )
     parser.add_argument("--write", metavar="FILE.py", help="write the choice as a config file")
 
 
 def run(args: argparse.Namespace) -> int:
+    answer, wish = make_proposals(args)
+    if args.json:
+        print_json({"proposals": [_as_json(row) for row in (answer.choice, *answer.alternatives)]})
+    else:
+        from gptfit.verbs.propose_view import show
+
+        show(answer, wish, Path(args.write) if args.write else None)
+    return 0
+
+
+def make_proposals(args: argparse.Namespace) -> tuple[Proposals, Wish]:
+    """The proposals and what was asked for; the choice is written to the file that `--write` names."""
+    target = Path(args.write) if args.write else None
+    _check(args, target)
+    measurements = measured.read()
+    wish = _wish(args, measurements)
+    answer = propose(wish, measurements)
+    if target is not None:
+        write_config(target, answer.choice.plan.config, *_heading(answer.choice, wish))
+    return answer, wish
+
+
+def _check(args: argparse.Namespace, target: Path | None) -> None:
     if args.hours is None:
         raise UsageError("say how long it may train: --hours 12")
     positive("--hours", args.hours)
-    positive("--block_size", args.block_size)
+    if args.block_size is not None:
+        positive("--block_size", args.block_size)
     if args.data is None:
         raise UsageError("name the data: --data FILE.parquet or a prepared folder")
-    if args.plain and args.recipe == "modern":
-        raise UsageError("--plain and --recipe modern exclude each other: nanoGPT has no modern recipe")
-    target = Path(args.write) if args.write else None
     if target is not None:
-        _check_target(target)
+        check_new_config(target)
+
+
+def _wish(args: argparse.Namespace, measurements: Measurements) -> Wish:
     card = find_card(args)
-    if card.gpu is None:
-        raise DeviceError("a proposal needs a card; name it with --gpu, e.g. --gpu 4070")
     data = find_data(args.data, column=args.text_column)
     assert data is not None
+    is_short = card.gpu is None or (data.bytes_per_token or FEW_BYTES) < FEW_BYTES
     wish = Wish(
         gpu=card.gpu,
         hours=args.hours,
         data=data,
         vocab_size=vocab_size(data),
-        processes=args.gpus,
-        block_size=args.block_size,
-        recipe=args.recipe,
-        only_nanogpt_keys=args.plain,
+        processes=processes_of(args, card),
+        block_size=args.block_size or (SHORT_BLOCK if is_short else USUAL_BLOCK),
         used_bytes=card.used_bytes,
+        calibrated=newest(measurements, card.device_name) if card.device_name or card.gpu is None else None,
         dataset=_dataset(args.data, data.name),
+        source=args.data if Path(args.data).is_file() else "",
     )
-    answer = propose(wish, measured.read())
-    if target is not None:
-        _write(target, answer.choice, wish)
-    if args.json:
-        rows = [answer.choice, *answer.alternatives]
-        print_json(
-            {
-                "proposals": [
-                    {"title": row.title, "config": row.plan.config.as_dict(), **row.plan.as_json()} for row in rows
-                ]
-            }
-        )
-    else:
-        from gptfit.verbs.propose_view import show
+    if args.only is None:
+        return wish
+    plain = args.only == "nanogpt"
+    return replace(wish, recipes=("gpt2",) if plain else (args.only,), only_nanogpt_keys=plain)
 
-        show(answer, wish, target)
-    return 0
+
+def _as_json(row: Proposal) -> dict[str, object]:
+    config = row.plan.config.as_dict()
+    return {"title": row.title, "config": config, "own_vocabulary": row.vocabulary, **row.plan.as_json()}
 
 
 def _dataset(path: str, name: str) -> str:
@@ -81,39 +107,24 @@ def _dataset(path: str, name: str) -> str:
     return str(folder) if folder.is_dir() and data_folder(name).resolve() != folder else ""
 
 
-def _check_target(path: Path) -> None:
-    if path.suffix != ".py":
-        raise UsageError(f"--write {path}: a config file ends in .py")
-    if path.exists():
-        raise ConfigError(f"{path}: exists already; name a new file or remove it")
-
-
-def _write(path: Path, choice: Proposal, wish: Wish) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, render(choice.plan.config, *_heading(choice, wish)).encode())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
-
-
 def _heading(choice: Proposal, wish: Wish) -> tuple[str, list[str]]:
     """The title and the expectations, so that the file says later what was promised."""
     plan = choice.plan
     assert plan.speed is not None
     assert plan.memory is not None
     assert plan.seconds is not None
+    card = f"{wish.processes} x {wish.gpu.name}" if wish.gpu else "a CPU"
     expected = (
-        f"expected: {si(plan.speed.tokens_per_s.value)} tokens/s, {plan.memory.device.value / GIB:.1f} GiB on nvidia-smi, "
+        f"expected: {si(plan.speed.tokens_per_s.value)} tokens/s, {plan.memory.device.value / GIB:.1f} GiB, "
         f"{duration(plan.seconds.value)}"
     )
     notes = [expected]
     if plan.loss:
-        notes.append(
-            f"expected validation loss {plan.loss.loss.value:.2f} ({plan.loss.loss.low:.2f} to {plan.loss.loss.high:.2f})"
-        )
-    if wish.recipe == "gpt2" and plan.config.chunked_loss is not True and not plan.config.checkpoint_activations:
+        loss = plan.loss.loss
+        notes.append(f"expected validation loss {loss.value:.2f} ({loss.low:.2f} to {loss.high:.2f})")
+    if plan.shape.arch == "modern":
+        notes.append(MODERN_LIMITS)
+    elif plan.config.chunked_loss is not True and not plan.config.checkpoint_activations:
         notes.append("runs with `gptfit train` and with stock nanoGPT's train.py")
-    return (
-        f"{wish.data.name} on {wish.processes} x {wish.gpu.name} in {duration(3600 * wish.hours)}, by gptfit propose",
-        notes,
-    )
+    notes += [f"then: {command}" for command in next_commands(choice, wish, Path("THIS_FILE"))[:-1]]
+    return (f"{wish.data.name} on {card} in {duration(3600 * wish.hours)}, by gptfit propose", notes)

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gptfit.config import TrainConfig
-from gptfit.configwrite import render
+from gptfit.config.keys import TrainConfig
+from gptfit.config.recipe import training_keys
+from gptfit.config.write import render
 from gptfit.errors import RunError, UsageError
-from gptfit.recipe import training_keys
+from gptfit.units import plural
 from gptfit.verbs.common import console
 
 HELP = "The whole journey on this machine, with no download and no GPU: about three minutes on two cores."
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     config = quickstart_config(folder, args.steps)
     _say("1. Text. No download: the manual and docstrings that came with this Python, as a Parquet file.")
     documents = _write_inputs(folder, config)
-    console().print(f"{documents:,} documents in {folder / 'docs.parquet'}", markup=False)
+    console().print(f"{plural(documents, 'document')} in {folder / 'docs.parquet'}", markup=False)
 
     _say("2. Tokens. Bytes, so that the vocabulary is small; your own files default to GPT-2's BPE.")
     _gptfit("prepare", str(folder / "docs.parquet"), "--tokenizer", "bytes", "--out", str(folder / "data"))
@@ -79,7 +80,7 @@ def _say(line: str) -> None:
 
 
 def _write_inputs(folder: Path, config: TrainConfig) -> int:
-    from gptfit.data.stdlibtext import write_stdlib_parquet
+    from gptfit.data.stdlib_text import write_stdlib_parquet
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,9 @@ def _write_inputs(folder: Path, config: TrainConfig) -> int:
         (folder / "config.py").write_text(text, encoding="utf-8")
         return write_stdlib_parquet(folder / "docs.parquet")
     except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out") from None
+        raise RunError(
+            f"{folder}: cannot be written ({error.strerror})", fix="choose another folder with --out"
+        ) from None
 
 
 def _sample(run: Path) -> None:
@@ -103,7 +106,8 @@ def _gptfit(*words: str) -> None:
         raise KeyboardInterrupt
     if code:
         raise RunError(
-            f"quickstart stopped at `gptfit {words[0]}`, whose message is above; `gptfit doctor` checks this machine"
+            f"quickstart stopped at `gptfit {words[0]}`, whose message is above",
+            fix="`gptfit doctor` checks this machine",
         )
 
 
@@ -119,7 +123,7 @@ def _run_to_its_own_end(words: list[str]) -> tuple[int, bool]:
 
 def _report(run: Path) -> Path:
     """Again, now with the samples; `gptfit train` wrote it before there were any."""
-    from gptfit.view.report import write_report
+    from gptfit.pages.report import write_report
 
     page = run / "report.html"
     write_report([run], page)

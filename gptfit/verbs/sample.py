@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptfit.errors import DataError, UsageError
-from gptfit.runlog import RUN_LOG, RunLogWriter
+from gptfit.logs.events import Message
+from gptfit.logs.runlog import RUN_LOG, RunLogWriter
 from gptfit.verbs.model_view import describe, note
 
 if TYPE_CHECKING:
-    from gptfit.run.opened import Opened
-    from gptfit.run.pick import Picking
+    from gptfit.checkpoint.loaded_model import LoadedModel
+    from gptfit.generate.pick import Picking
 
 HELP = "text from a checkpoint"
 SEPARATOR = "---------------"  # nanoGPT's
@@ -52,11 +53,11 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) < 1:
             raise UsageError(f"--{option} {getattr(args, option)} must be 1 or more")
     if args.interactive and args.prompt is not None:
-        raise UsageError("--interactive asks for prompts itself; leave --prompt out")
+        raise UsageError("--interactive asks for prompts itself", fix="leave --prompt out")
     if "" in args.stop:
         raise UsageError("--stop needs some text")
-    from gptfit.run.opened import open_model
-    from gptfit.run.pick import Picking
+    from gptfit.checkpoint.loaded_model import open_model
+    from gptfit.generate.pick import Picking
 
     picking = Picking(args.temperature, args.top_k or None, args.top_p, args.seed)
     opened = open_model(models[0], args.data, args.device)
@@ -76,11 +77,11 @@ def _read_prompt(wish: str | None) -> str | None:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--prompt {wish}: cannot be read ({error}); give a UTF-8 text file") from None
+            raise UsageError(f"--prompt {wish}: cannot be read ({error})", fix="give a UTF-8 text file") from None
     return wish
 
 
-def _loop(opened: Opened, picking: Picking, args: argparse.Namespace) -> int:
+def _loop(opened: LoadedModel, picking: Picking, args: argparse.Namespace) -> int:
     """Ctrl-C ends the text being made, end of input ends the loop."""
     while True:
         try:
@@ -97,9 +98,9 @@ def _loop(opened: Opened, picking: Picking, args: argparse.Namespace) -> int:
             print()
 
 
-def _show(opened: Opened, text: str | None, picking: Picking, args: argparse.Namespace) -> None:
+def _show(opened: LoadedModel, text: str | None, picking: Picking, args: argparse.Namespace) -> None:
     """The first row is shown as it grows; the others, made at the same time, follow when it ends."""
-    from gptfit.run.sample import check_prompt, encode_prompt, sample
+    from gptfit.generate.sample import check_prompt, encode_prompt, sample
 
     prompt = encode_prompt(opened.tokenizer, text)
     for line in check_prompt(opened, prompt, args.tokens):
@@ -126,12 +127,11 @@ def _show(opened: Opened, text: str | None, picking: Picking, args: argparse.Nam
     _keep_in_log(opened, rows)
 
 
-def _keep_in_log(opened: Opened, texts: list[str]) -> None:
+def _keep_in_log(opened: LoadedModel, texts: list[str]) -> None:
     """In the run's own log, where the report and `gptfit watch` find them; a folder that is no run has none."""
     log = opened.path.parent / RUN_LOG
     if not log.is_file() or not os.access(log, os.W_OK):
         return
-    event = {"event": "event", "kind": "sample", "step": opened.checkpoint.iter_num, "message": "sample"}
     with RunLogWriter(log) as writer:
         for text in texts:
-            writer.append({**event, "text": text, "time": time.time()})
+            writer.append(Message("sample", "sample", opened.checkpoint.iter_num, text, time=time.time()))

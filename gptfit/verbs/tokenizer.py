@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gptfit.data.bpe import train_tokenizer
+    from gptfit.data.train_bpe import train_tokenizer
 
     out = args.out or Path("data") / f"{default_name(args.sources[0])}-{args.vocab_size}.json"
     if out.exists():
-        raise DataError(f"{out}: already there, and data may have been made with it; use another --out")
+        raise DataError(f"{out}: already there, and data may have been made with it", fix="use another --out")
     found = train_tokenizer(args.sources, out, args.vocab_size, args.text_column, args.sample_mib * 2**20)
     saved = (50257 - args.vocab_size) * EXAMPLE_WIDTH
     lines = [f"{out}: {count(found.tokenizer.vocab_size)} entries, learned from {gib(found.trained_on_bytes)} of text"]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import TYPE_CHECKING
 
-from gptfit.config import TrainConfig
-from gptfit.runlog import Event
-from gptfit.units import count, duration, gib, percent, si
+from gptfit.config.keys import TrainConfig
+from gptfit.logs.events import Eval, Event, Header, Message, Step
+from gptfit.units import count, duration, gib, percent, perplexity, si
+from gptfit.verbs.common import console
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from gptfit.run.train import TrainResult
+    from gptfit.train.train import TrainResult
+
+
+NARROW = 100  # columns; below this the bar is short
 
 
 class PlainView:
@@ -44,8 +47,10 @@ class LiveView(PlainView):
     def __enter__(self) -> LiveView:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
-        self._bar: Progress = Progress(*columns, refresh_per_second=4, transient=True)
+        screen = console()
+        bar = BarColumn(bar_width=24 if screen.width > NARROW else 8)
+        columns = (bar, MofNCompleteColumn(), TextColumn("{task.fields[figures]}", markup=False))
+        self._bar: Progress = Progress(*columns, console=screen, refresh_per_second=4, transient=True)
         self._bar.start()
         self._task = self._bar.add_task("train", total=self.config.max_iters or None, figures="starting")
         return self
@@ -57,10 +62,15 @@ class LiveView(PlainView):
         self._bar.console.print(line, highlight=False, markup=False)
 
     def report(self, event: Event) -> None:
-        if event["event"] == "step":
-            figures = live_figures(event, self.config.max_iters)
-            self._bar.update(self._task, completed=event["step"] + 1, figures=figures)
+        if isinstance(event, Step):
+            figures = live_figures(event, self.config.max_iters, self._room())
+            self._bar.update(self._task, completed=event.step + 1, figures=figures)
         super().report(event)
+
+    def _room(self) -> int:
+        """Columns left for the figures beside the bar and `600000/600000`; the terminal may have been resized."""
+        width = self._bar.console.width
+        return width - (24 if width > NARROW else 8) - 2 * len(str(self.config.max_iters)) - 4
 
 
 def make_view(config: TrainConfig, is_master: bool) -> PlainView:
@@ -69,46 +79,50 @@ def make_view(config: TrainConfig, is_master: bool) -> PlainView:
 
 def event_lines(event: Event) -> list[str]:
     """nanoGPT's own lines for steps and evals, so that what reads its output reads ours."""
-    match event["event"]:
-        case "header":
+    match event:
+        case Header():
             return header_lines(event)
-        case "step":
-            mfu = f"{100 * event['mfu']:.2f}%" if event["mfu"] is not None else "unknown"
-            return [f"iter {event['step']}: loss {event['loss']:.4f}, time {event['ms']:.2f}ms, mfu {mfu}"]
-        case "eval":
-            losses = f"step {event['step']}: train loss {event['train_loss']:.4f}, val loss {event['val_loss']:.4f}"
-            return [f"{losses} ({count(event['eval_tokens'])} val tokens)"]
-        case "event":
-            return [str(event["message"])]
+        case Step():
+            mfu = f"{100 * event.mfu:.2f}%" if event.mfu is not None else "unknown"
+            return [f"iter {event.step}: loss {event.loss:.4f}, time {event.ms:.2f}ms, mfu {mfu}"]
+        case Eval():
+            losses = f"step {event.step}: train loss {event.train_loss:.4f}, val loss {event.val_loss:.4f}"
+            return [f"{losses} ({count(event.eval_tokens or 0)} val tokens)"]
+        case Message():
+            return [event.message]
     return []
 
 
-def header_lines(header: Event) -> list[str]:
+def header_lines(header: Header) -> list[str]:
     """What is trained on what; the line with the peak says what mfu is measured against."""
-    device, data = header["device"], header["dataset"]
-    card = f" ({device['gpu']})" if device["gpu"] else ""
+    device, data = header.device, header.dataset
+    card = f" ({device.gpu})" if device.gpu else ""
+    vocabulary = header.shape.vocab_size if header.shape else 0
     return [
-        f"tokens per iteration will be: {count(header['tokens_per_step'])}",
-        f"number of parameters: {header['parameters'] / 1e6:.2f}M",
-        f"data: {data['folder']}, {si(data['train_tokens'])} train tokens, vocabulary {header['shape']['vocab_size']:,}",
-        f"device: {device['name']}{card}, {device['dtype']}",
-        f"mfu is against {device['peak_tflops']:.3g} TFLOPS, the {device['peak_basis']}",
+        f"tokens per iteration will be: {count(header.tokens_per_step or 0)}",
+        f"number of parameters: {(header.parameters or 0) / 1e6:.2f}M",
+        f"data: {data.folder}, {si(data.train_tokens or 0)} train tokens, vocabulary {vocabulary:,}",
+        f"device: {device.name}{card}, {device.dtype}",
+        f"mfu is against {device.peak_tflops or 0:.3g} TFLOPS, the {device.peak_basis}",
     ]
 
 
-def live_figures(step: Event, max_iters: int) -> str:
-    remaining = max(0, max_iters - step["step"] - 1) * step["ms"] / 1000
+def live_figures(step: Step, max_iters: int, room: int = 200) -> str:
+    """As many as fit into `room` columns, the weightiest first: a line that wraps cannot be drawn over."""
+    remaining = max(0, max_iters - step.step - 1) * (step.ms or 0) / 1000
     parts = [
-        f"loss {step['loss']:.4f}",
-        f"{si(step['tokens_per_s'])} tok/s",
-        f"mfu {percent(step['mfu'])}",
-        f"{step['memory_gib']:.1f} GiB",
+        f"loss {step.loss:.4f}",
         f"left {duration(remaining)}",
+        f"{si(step.tokens_per_s or 0)} tok/s",
+        f"mfu {percent(step.mfu or 0)}",
+        f"{step.memory_gib or 0:.1f} GiB",
     ]
-    if step.get("epoch") is not None:
-        parts.append(f"epoch {step['epoch']:.2f}")
-    if "power_w" in step:
-        parts.append(f"{step['power_w']:.0f} W {step['temperature_c']:.0f} °C")
+    if step.epoch is not None:
+        parts.append(f"epoch {step.epoch:.2f}")
+    if step.power_w is not None and step.temperature_c is not None:
+        parts.append(f"{step.power_w:.0f} W {step.temperature_c:.0f} °C")
+    while len(parts) > 1 and len("  ".join(parts)) > room:
+        parts.pop()
     return "  ".join(parts)
 
 
@@ -119,10 +133,11 @@ def summary_lines(config: TrainConfig, result: TrainResult) -> list[str]:
         speed = f"{si(result.tokens_per_s)} tokens/s, mfu {percent(result.mfu)}, peak memory {gib(result.peak_bytes)}"
         lines.append(speed)
     if result.best_val_loss is not None:
-        perplexity = math.exp(min(result.best_val_loss, 700.0))
         best = result.out_dir / "best.pt"  # the untrained model is not kept, nor one the disk had no room for
         where = f" in {best}" if best.is_file() else ""
-        lines.append(f"best val loss {result.best_val_loss:.4f} (perplexity {si(perplexity)}){where}")
+        lines.append(
+            f"best val loss {result.best_val_loss:.4f} (perplexity {si(perplexity(result.best_val_loss))}){where}"
+        )
     lines.append(f"next: {_next_command(config, result)}")
     return lines
 

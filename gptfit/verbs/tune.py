@@ -6,9 +6,11 @@ import argparse
 import math
 from pathlib import Path
 
+from gptfit.config.keys import TUNABLE
+from gptfit.config.start_model import is_pretrained
 from gptfit.errors import RunError, UsageError
-from gptfit.startmodel import is_pretrained
 from gptfit.verbs.common import config_arguments, load, print_json, recipe_argument
+from gptfit.verbs.gpu_and_data import find_data, vocab_size
 
 HELP = (
     "Find the micro-batch sweet spot on the real device: same model, same tokens per step, one thing varied at a time."
@@ -19,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     recipe_argument(parser)
     parser.add_argument("--minutes", type=float, default=10.0, help="time to spend (default 10)")
-    parser.add_argument(
-        "--also", default="", metavar="KEYS", help="vary as well: compile,chunked_loss,checkpoint_activations,dtype"
-    )
+    parser.add_argument("--also", default="", metavar="KEYS", help=f"vary as well: {','.join(TUNABLE)}")
     parser.add_argument("--sizes", default="", metavar="N,N", help="micro-batches to measure whatever the curve does")
     parser.add_argument("--headroom", type=float, default=8.0, metavar="PERCENT", help="memory kept free (default 8)")
     parser.add_argument("--memory", type=float, metavar="GIB", help="give trials at most this much (default: all free)")
@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a copy of the config with the best sizes, comments kept",
     )
     parser.add_argument("--html", metavar="FILE", help="also write the curves as a self-contained page")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="also add the winner to a table: card, model, sizes, tokens/s, memory, versions"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON with stable names")
 
 
@@ -44,22 +47,24 @@ def run(args: argparse.Namespace) -> int:
     # argparse stops collecting files at the first --key=value
     configs = [*args.configs, *(word for word in args.overrides if not word.startswith("--"))]
     target = _target(args.write, configs)
-    config = load(args).config
-    from gptfit.run.pretrained import adopt_model
-    from gptfit.verbs.tune_output import answer_lines, as_json, write_config, write_page
-    from gptfit.verbs.tune_session import Wish, run_session
-    from gptfit.verbs.tune_view import print_result
+    loaded = load(args)
+    config = loaded.config
+    from gptfit.checkpoint.pretrained import adopt_model
+    from gptfit.tune.tune import TuneOptions, run_session, silent
+    from gptfit.verbs.tune_output import answer_lines, append_row, as_json, write_config, write_page
+    from gptfit.verbs.tune_view import TuneScreen, print_result
 
-    wish = Wish(
+    options = TuneOptions(
         minutes=args.minutes,
         also=tuple(word.strip() for word in args.also.split(",") if word.strip()),
         sizes=_sizes(args.sizes),
         headroom=args.headroom / 100,
         memory_gib=args.memory,
         trial_seconds=args.trial_seconds,
-        is_quiet=args.json,
     )
-    result = run_session(adopt_model(config) if is_pretrained(config) else config, wish)
+    config = adopt_model(config) if is_pretrained(config) else config
+    shape = config.shape(vocab_size(find_data(None, config)))
+    result = run_session(config, shape, options, silent if args.json else TuneScreen)
     if result.best is None:
         raise RunError(result.why_nothing())
     # The answer first: it took minutes, and a full disk must not keep it from the reader.
@@ -69,9 +74,11 @@ def run(args: argparse.Namespace) -> int:
         print_result(result, answer_lines(result))
     files = []
     if target is not None:
-        files.append(f"config: {write_config(result, target, configs)}")
+        files.append(f"config: {write_config(result, target, loaded.texts)}")
     if args.html:
         files.append(f"page: {write_page(result, Path(args.html))}")
+    if args.csv:
+        files.append(f"row: {append_row(result, Path(args.csv))}")
     if files and not args.json:
         print("\n".join(files))
     return 0
@@ -80,13 +87,15 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     for option, value in (("--minutes", args.minutes), ("--trial-seconds", args.trial_seconds)):
         if not (math.isfinite(value) and value > 0):
-            raise UsageError(f"{option} {value:g} makes no sense; give a number above 0")
+            raise UsageError(f"{option} {value:g} makes no sense", fix="give a number above 0")
     if args.memory is not None and not (math.isfinite(args.memory) and args.memory > 0):
-        raise UsageError(f"--memory {args.memory:g} makes no sense; give a number of GiB above 0")
+        raise UsageError(f"--memory {args.memory:g} makes no sense", fix="give a number of GiB above 0")
+    if args.csv and not Path(args.csv).absolute().parent.is_dir():
+        raise UsageError(f"--csv {args.csv}: there is no folder {Path(args.csv).parent}")
     if args.html and not Path(args.html).absolute().parent.is_dir():
         raise UsageError(f"--html {args.html}: there is no folder {Path(args.html).parent}")
     if not 0 <= args.headroom < 100:
-        raise UsageError(f"--headroom {args.headroom:g} makes no sense; give a percentage from 0 to 99")
+        raise UsageError(f"--headroom {args.headroom:g} makes no sense", fix="give a percentage from 0 to 99")
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -112,5 +121,7 @@ def _target(wish: str | None, configs: list[str]) -> Path | None:
         raise UsageError(f"--write {path}: there is no folder {path.parent}")
     if wish and path.exists():
         # `tune --write mine.py` would otherwise replace the config it was meant to read.
-        raise UsageError(f"--write {path}: is there already; give a new name, and the config to read before --write")
+        raise UsageError(
+            f"--write {path}: is there already", fix="give a new name, and the config to read before --write"
+        )
     return path

@@ -5,22 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gptfit.configedit import set_keys
-from gptfit.configwrite import render
+from gptfit.config.keys import TUNABLE
+from gptfit.config.write import render, set_keys
 from gptfit.errors import RunError
-from gptfit.run.tune import candidate_config
-from gptfit.run.tunerank import Score
-from gptfit.trials import trial_as_json
+from gptfit.files import write_whole
+from gptfit.tune.rank import Score
+from gptfit.tune.space import candidate_config
+from gptfit.tune.trials import trial_as_json
+from gptfit.tune.tune import TuneResult
 from gptfit.units import GIB, count, gib, percent, si
 from gptfit.verbs.tune_view import table_head, table_rows, variant_words
-from gptfit.wholefile import write_whole
-
-if TYPE_CHECKING:
-    from gptfit.verbs.tune_session import TuneResult
 
 # The columns of tests/measured.csv, in its order.
 ROW_COLUMNS = [
@@ -54,7 +53,7 @@ ROW_COLUMNS = [
 
 
 def answer_lines(result: TuneResult) -> list[str]:
-    """The winner, the curve in a sentence, what to know about the measurement, the row, and the next command."""
+    """The winner, the curve in a sentence, and what to know about the measurement."""
     best = result.best
     assert best is not None
     lines = [f"best: {settings_words(result, best)}", f"      {speed_words(result, best)}"]
@@ -66,7 +65,6 @@ def answer_lines(result: TuneResult) -> list[str]:
     lines += [f"note: {note}" for note in result.notes]
     if result.session.reason == "interrupted":
         lines.append(f"stopped early: {_trials(len(result.session.trials))} finished and kept")
-    lines.append(f"row: {row_text(result, best)}")
     return lines
 
 
@@ -97,20 +95,19 @@ def changed_keys(result: TuneResult, score: Score) -> dict[str, object]:
     if not result.config.tokens_per_step:  # which would derive the accumulation by itself
         keys["gradient_accumulation_steps"] = result.session.space.workload.accumulation(score.candidate.micro_batch)
     base, variant = result.session.space.base, score.candidate.variant
-    for name in ("dtype", "compile", "chunked_loss", "checkpoint_activations"):
+    for name in TUNABLE:
         if getattr(variant, name) != getattr(base, name):
             keys[name] = getattr(variant, name)
     return keys
 
 
-def write_config(result: TuneResult, path: Path, configs: list[str]) -> Path:
+def write_config(result: TuneResult, path: Path, texts: Sequence[str]) -> Path:
     """A copy of the last config file with the keys set; without a file, the whole config as a lab note."""
     best = result.best
     assert best is not None
     remark = f"tuned on {result.machine.device}: {si(best.tokens_per_s)} tokens/s"
-    if configs:
-        source = Path(configs[-1]).read_text(encoding="utf-8-sig")
-        text = set_keys(source, changed_keys(result, best), remark)
+    if texts:
+        text = set_keys(texts[-1], changed_keys(result, best), remark)
     else:
         text = render(candidate_config(result.config, best.candidate), notes=[remark])
     _write(path, text)
@@ -118,7 +115,7 @@ def write_config(result: TuneResult, path: Path, configs: list[str]) -> Path:
 
 
 def write_page(result: TuneResult, path: Path) -> Path:
-    from gptfit.view.tunechart import TunedCurve, tune_page
+    from gptfit.pages.tune_page import TunedCurve, tune_page
 
     best = result.best
     assert best is not None
@@ -206,10 +203,23 @@ def measurement_row(result: TuneResult, score: Score) -> dict[str, str]:
     return {column: str(values[column]) for column in ROW_COLUMNS}
 
 
-def row_text(result: TuneResult, score: Score) -> str:
+def append_row(result: TuneResult, path: Path) -> Path:
+    """The winner at the end of a table that grows by one row per session; a new file begins with the columns' names."""
+    best = result.best
+    assert best is not None
+    try:
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read ({error})", fix="name another file") from None
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(measurement_row(result, score).values())
-    return text.getvalue()
+    writer = csv.DictWriter(text, ROW_COLUMNS, lineterminator="\n")
+    if not before:
+        writer.writeheader()
+    elif before.splitlines()[0].split(",") != ROW_COLUMNS:
+        raise RunError(f"{path}: has other columns than this table", fix="name another file")
+    writer.writerow(measurement_row(result, best))
+    _write(path, before + text.getvalue())
+    return path
 
 
 def _score_json(result: TuneResult, score: Score) -> dict[str, Any]:
@@ -242,4 +252,4 @@ def _write(path: Path, text: str) -> None:
     try:
         write_whole(path, text.encode())
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
+        raise RunError(f"{path}: cannot be written ({error.strerror})", fix="choose another place") from None

@@ -4,46 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gptfit.config import TrainConfig
-from gptfit.run.tune import Session
-from gptfit.run.tunerank import Score
-from gptfit.run.tunespace import Space
+from gptfit.config.keys import TrainConfig
 from gptfit.shape import ModelShape
-from gptfit.trials import Candidate, Machine, Trial, Variant
+from gptfit.tune.rank import Score
+from gptfit.tune.session import Session
+from gptfit.tune.space import Space
+from gptfit.tune.trials import Candidate, Machine, Trial, Variant
+from gptfit.tune.tune import TuneResult
 from gptfit.units import GIB, count, duration, gib, percent, si
 from gptfit.verbs.common import console
-
-if TYPE_CHECKING:
-    from gptfit.verbs.tune_session import TuneResult
 
 BAR = 26  # columns
 OUTCOMES = {"oom": "out of memory", "timeout": "time limit", "crash": "crashed"}
 
 
-class Screen:
-    """The table as it grows on a terminal; one line per trial elsewhere; nothing when quiet."""
+class TuneScreen:
+    """The table as it grows on a terminal; one line per trial elsewhere."""
 
-    def __init__(
-        self, config: TrainConfig, shape: ModelShape, machine: Machine, space: Space, is_quiet: bool = False
-    ) -> None:
+    def __init__(self, config: TrainConfig, shape: ModelShape, machine: Machine, space: Space) -> None:
         self._console = console()
-        self._is_quiet = is_quiet
         self._session = Session(space)
         self._space = space
         self._now = ""
         self._head = head_lines(config, shape, machine, space)
         self._live: Live | None = None
 
-    def __enter__(self) -> Screen:
-        if self._is_quiet:
-            return self
+    def __enter__(self) -> TuneScreen:
         for line in self._head:
             self._console.print(line, markup=False, soft_wrap=True)
         if sys.stdout.isatty():
@@ -69,7 +61,7 @@ class Screen:
         self._session = session
         if self._live is not None:
             self._refresh("")
-        elif not self._is_quiet:
+        else:
             self._console.print(trial_line(trial, session), markup=False, soft_wrap=True)
             self._console.file.flush()
 
@@ -93,15 +85,15 @@ def head_lines(config: TrainConfig, shape: ModelShape, machine: Machine, space: 
 
 
 def trial_line(trial: Trial, session: Session) -> str:
+    """Where the candidate stands with this trial: the same figures as in the table."""
     candidate = trial.candidate
     label = f"micro-batch {candidate.micro_batch:>4}{variant_words(candidate.variant, session.space.base)}"
     if trial.timing is None:
         return f"{label}: {OUTCOMES[trial.outcome]}: {trial.message} ({duration(trial.duration_s)})"
     score = next(score for score in session.scores() if score.candidate == candidate)
     memory = f", {gib(score.memory_gib * GIB)}" if score.memory_gib is not None else ""
-    timing = trial.timing
     return (
-        f"{label}: {timing.ms_per_micro_step:.1f} ms +-{percent(timing.spread, 1)} per micro-step, "
+        f"{label}: {score.ms_per_micro_step:.1f} ms +-{percent(score.spread, 1)} per micro-step, "
         f"{si(score.tokens_per_s)} tokens/s{memory} (trial took {duration(trial.duration_s)})"
     )
 

@@ -24,11 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import uvicorn
 
-    from gptfit.view.watch import watch_app
+    from gptfit.pages.live import watch_app
+    from gptfit.pages.patience import Impatient, raise_descriptor_limit
 
     folder = Path(args.folder)
     if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder; name the folder your runs are in")
+        raise RunError(f"{folder}: no such folder", fix="name the folder your runs are in")
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port {args.port}: use a number from 0 (any free port) to 65535")
     token = None if args.host in LOCAL else secrets.token_urlsafe(16)
@@ -36,11 +37,15 @@ def run(args: argparse.Namespace) -> int:
     app = watch_app(folder.resolve(), LOCAL_NAMES if token is None else (), token)
     print(f"watching {folder.resolve()}")
     print(f"open {_address(args.host, bound.getsockname()[1], token)} (Ctrl-C stops)", flush=True)
-    config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    raise_descriptor_limit()
+    config = uvicorn.Config(
+        app, http=Impatient, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1
+    )
     uvicorn.Server(config).run(sockets=[bound])
     return 0
 
 
+EVERY_ADDRESS = ("", "0.0.0.0", "::")
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -54,10 +59,23 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.listen(128)
     except OSError as error:
         bound.close()
-        raise RunError(f"{host}:{port} cannot be used: {error.strerror or error}; try another --port") from error
+        raise RunError(f"{host}:{port} cannot be used: {error.strerror or error}", fix="try another --port") from error
     return bound
 
 
 def _address(host: str, port: int, token: str | None) -> str:
+    """One that can be opened: 0.0.0.0 is every address of this machine, and none to go to."""
+    host = _own_address(host) if host in EVERY_ADDRESS else host
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+
+
+def _own_address(host: str) -> str:
+    """The address other machines reach this one under; connecting a datagram socket sends nothing."""
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.view.conftest import make_run  # noqa: F401 - the fixture serves these tests too
-
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, an extra of the developers")
 
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from gptfit.cli import main
-from gptfit.view.report import write_report
-from tests.view.conftest import LARGE_LOG, SMALL_LOG, MakeRun
+from gptfit.pages.report import write_report
+from tests.made_logs import LARGE_LOG, SMALL_LOG, MakeRun
 
 OpenPage = Callable[..., Any]
 
 
 @pytest.fixture
-def report(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     out = tmp_path / "report.html"
-    assert main(["compare", str(shared / SMALL_LOG), str(shared / LARGE_LOG), "--html", str(out)]) == 0
+    assert main(["compare", str(SMALL_LOG), str(LARGE_LOG), "--html", str(out)]) == 0
     capsys.readouterr()
     return out
 

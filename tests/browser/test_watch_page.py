@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.view.conftest import MakeRun
+from tests.made_logs import MakeRun
 
 OpenPage = Callable[..., Any]
 Serve = Callable[[Path], str]
@@ -97,4 +97,32 @@ def test_a_hostile_run_name_is_shown_as_text(
     shown.page.wait_for_selector("#loss .main-svg")
     assert evil in shown.page.locator("#facts").inner_text()
     assert shown.page.locator("img").count() == 0
+    assert shown.errors == []
+
+
+def test_a_phone_shows_the_loss_of_every_run(
+    make_run: MakeRun, tmp_path: Path, watch_server: Serve, open_page: OpenPage
+) -> None:
+    make_run("a_run_with_a_name_that_is_long_for_a_phone")
+    shown = open_page(watch_server(tmp_path), width=375)
+    shown.page.wait_for_selector("#runs tr")
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 375
+    for place in (5, 6):  # loss, validation
+        box = shown.page.locator(f"#runs td:nth-child({place})").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 375
+    assert shown.errors == []
+
+
+def test_a_finished_run_is_not_live_and_opens_with_its_curve(
+    make_run: MakeRun, tmp_path: Path, watch_server: Serve, open_page: OpenPage
+) -> None:
+    with open(make_run("done") / "run.jsonl", "a") as file:
+        file.write(json.dumps({"event": "end", "reason": "max_iters", "step": 100}) + "\n")
+    shown = open_page(watch_server(tmp_path) + "run?id=done/run.jsonl")
+    shown.page.wait_for_selector("#loss .main-svg")
+    state = shown.page.locator("#live")
+    assert state.inner_text().startswith("finished: step 99")
+    assert "live" not in (state.get_attribute("class") or "")
+    assert shown.page.locator("#loss").bounding_box()["y"] < 400
     assert shown.errors == []

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gptfit.data.options import Forecast, Progress
+from gptfit.data.options import Forecast, PrepareProgress
 from gptfit.dataset import read_dataset
 
 
@@ -21,13 +21,13 @@ class Kept:
 
     def __init__(self) -> None:
         self.forecasts: list[Forecast] = []
-        self.steps: list[Progress] = []
+        self.steps: list[PrepareProgress] = []
         self.notes: list[str] = []
 
     def forecast(self, forecast: Forecast) -> None:
         self.forecasts.append(forecast)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: PrepareProgress) -> None:
         self.steps.append(progress)
 
     def note(self, line: str) -> None:

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pytest
 
 from gptfit.data import bins, shard, work
-from gptfit.data.journal import folder_lock
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
 from gptfit.errors import DataError
+from gptfit.files import FolderLock
 
 from .conftest import Kept, WriteParquet, digest, stories
 
@@ -90,7 +90,7 @@ def test_stopped_when_the_limit_is_reached_nothing_is_added_after_it(
     stopped = PrepareOptions((source,), tmp_path / "stopped", **limit)
     is_full = shard._is_full
 
-    def interrupted(job: shard.Job, counts: Any) -> bool:
+    def interrupted(job: shard.ShardOptions, counts: Any) -> bool:
         if is_full(job, counts):
             raise KeyboardInterrupt
         return False
@@ -223,7 +223,10 @@ def test_a_damaged_journal_is_one_line(unfinished: PrepareOptions) -> None:
 def test_two_prepares_into_one_folder_are_refused(parquet: WriteParquet, tmp_path: Path) -> None:
     options = PrepareOptions((str(parquet("a.parquet", stories(5))),), tmp_path / "out")
     options.out.mkdir()
-    with folder_lock(options.out), pytest.raises(DataError, match="another prepare is writing here"):
+    with (
+        FolderLock(options.out, "preparing data in", "wait"),
+        pytest.raises(DataError, match=r"process \d+ is preparing data in this folder"),
+    ):
         prepare(options)
     prepare(options)
 

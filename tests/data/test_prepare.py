@@ -191,9 +191,9 @@ def test_every_kind_of_text_column_gives_the_same_bytes(
 
 
 def test_a_vocabulary_over_65536_is_written_as_uint32(parquet: WriteParquet, tmp_path: Path) -> None:
-    from gptfit.data import gpt2
+    from gptfit.data import gpt2_vocabulary
 
-    spec = json.loads(gpt2.tokenizer_json())
+    spec = json.loads(gpt2_vocabulary.tokenizer_json())
     spec["model"]["vocab"] |= {f"filler{i}": 50256 + i for i in range(20_000)}
     path = tmp_path / "big.json"
     path.write_text(json.dumps(spec))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gptfit.data.engines import fresh_of
+from gptfit.data.journal import Journal
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
+from gptfit.data.shard import Shard
 from gptfit.data.work import Span, plan_units, shards
 from gptfit.dataset import read_dataset
 from gptfit.errors import DataError
@@ -30,56 +35,82 @@ def test_shards_keep_the_order_of_the_units_and_share_the_work() -> None:
     assert len(shards(units[:2], 5)) == 2
 
 
-def test_a_local_ray_gives_the_bytes_of_the_local_engine_and_resumes(parquet: WriteParquet, tmp_path: Path) -> None:
-    sources = tuple(
-        str(parquet(f"{i}.parquet", [*stories(60, i), None, b"\xff"], rows=25, kind="binary")) for i in range(3)
-    )
-    local = PrepareOptions(sources, tmp_path / "local", val_fraction=0.1)
-    prepare(local)
-    # A process of its own: Ray leaves sockets and threads behind that warn at exit.
-    program = f"""
-import sys, ray
-from dataclasses import replace
+# A process of its own: Ray leaves sockets and threads behind that warn at exit. The task is the real one, except that it
+# writes down every beginning and that real SIGKILLs come at the beginnings named.
+PROGRAM = """
+import os, ray, signal, sys, time
 from pathlib import Path
 from gptfit.data import engines, work
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
+sources, out, log, workers, kill_worker, kill_driver = {values!r}
 work.BATCH_BYTES = 2000  # many units from small files
-options = PrepareOptions({sources!r}, Path({str(tmp_path / "ray")!r}), val_fraction=0.1, engine="ray", workers=2)
+real, driver = engines._write_in_task, os.getpid()
+def watched(common, shard, fresh):
+    number, marker = int(shard.train.name[6:11]), Path(log + ".killed")
+    with open(log, "a") as file:
+        file.write(str(number) + "\\n")
+    if number == kill_driver:
+        while Path(log).read_text().split().count(str(kill_worker)) < 2:
+            time.sleep(0.05)  # the killed worker's shard was not begun again yet
+        os.kill(driver, signal.SIGKILL)
+    if number == kill_worker and not marker.exists():
+        marker.touch()
+        engines.write_shard(*common[:1], shard, fresh, common[1].load, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    return real(common, shard, fresh)
+engines._write_in_task = watched
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-written = engines.write_ray
-def die_after_writing(*args):
-    written(*args)
-    raise KeyboardInterrupt
-import gptfit.data.prepare as module
-module.write_ray = die_after_writing
-try:
-    prepare(options)
-except KeyboardInterrupt:
-    print("died with", len(list(options.out.glob("prepare.journal.*-of-00002.json"))), "journals")
-module.write_ray = written
-prepare(replace(options, workers=3))
+prepare(PrepareOptions(sources, Path(out), val_fraction=0.1, engine="ray", workers=workers))
 ray.shutdown()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "died with 2 journals" in done.stdout
-    info = read_dataset(tmp_path / "ray")
+
+
+def run_ray(*values: object) -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(values=values)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=180)
+
+
+def test_a_killed_worker_loses_one_shard_and_a_killed_driver_none_and_the_bytes_are_the_local_engines(
+    parquet: WriteParquet, tmp_path: Path
+) -> None:
+    sources = tuple(
+        str(parquet(f"{i}.parquet", [*stories(60, i), None, b"\xff"], rows=25, kind="binary")) for i in range(3)
+    )
+    prepare(PrepareOptions(sources, tmp_path / "local", val_fraction=0.1))
+    out, log = tmp_path / "ray", tmp_path / "beginnings"
+    first = run_ray(sources, str(out), str(log), 2, 3, 6)
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    beginnings = Counter(log.read_text().split())
+    assert beginnings["3"] == 2, "the killed worker's shard was begun again"
+    assert all(count == 1 for shard, count in beginnings.items() if shard != "3")
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("train-*.bin")}
+    assert len(kept) >= 4
+    second = run_ray(sources, str(out), str(log), 3, -1, -1)
+    assert second.returncode == 0, second.stderr
+    assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept, "what was done is not done again"
+    info = read_dataset(out)
     assert info.train is not None
-    assert [file.name for file in info.train.files] == ["train-00000.bin", "train-00001.bin"]
-    assert digest(tmp_path / "ray") == digest(tmp_path / "local")
+    assert [file.name for file in info.train.files] == [f"train-{i:05d}.bin" for i in range(8)]
+    assert digest(out) == digest(tmp_path / "local")
     manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("ray", "local")]
     for manifest in manifests:
         for split in manifest["splits"].values():
             del split["files"]
     assert manifests[0] == manifests[1]
-    assert not list((tmp_path / "ray").glob("prepare.journal*"))
+    assert not list(out.glob("prepare.journal*"))
+
+
+def test_a_shards_journal_names_its_own_sources_only() -> None:
+    units = plan_units([Span(i, 10, 5 * 2**20) for i in range(1000)], None)
+    fresh = Journal({}, tuple({"path": f"{i}.parquet", "size": i, "stamp": ""} for i in range(1000)))
+    shard = Shard(shards(units, 100)[7], Path("train"), Path("val"), Path("journal"))
+    assert [source["size"] for source in fresh_of(shard, fresh).sources] == list(range(70, 80))
 
 
 def test_one_engine_does_not_go_on_with_the_others_work(parquet: WriteParquet, tmp_path: Path) -> None:
     options = PrepareOptions((str(parquet("a.parquet", stories(30))),), tmp_path / "out")
     options.out.mkdir()
     (options.out / "prepare.journal.00000-of-00002.json").write_text("{}")
-    with pytest.raises(DataError, match="was begun with --engine ray and 2 workers"):
+    with pytest.raises(DataError, match="was begun with --engine ray and 2 shards"):
         prepare(options)
     prepare(replace(options, restart=True))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptfit.data import encode, gpt2, selftest
-from gptfit.data.documents import Batch
+from gptfit.data import encode, gpt2_vocabulary, selftest
+from gptfit.data.documents import DocumentBatch
 from gptfit.data.encode import encode_documents
 from gptfit.data.encoders import Ends, FastokensEncoder, Ids, TiktokenEncoder
 from gptfit.data.tokenizer import alphabet_table, char_tokenizer, gpt2_tokenizer, load_tokenizer
@@ -89,7 +89,7 @@ def test_the_vocabulary_has_the_published_ranks(shared: Path) -> None:
 
     lines = (shared / "data" / "r50k_base.tiktoken").read_text().splitlines()
     published = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
-    assert gpt2.ranks() == published
+    assert gpt2_vocabulary.ranks() == published
 
 
 class Off:
@@ -104,7 +104,7 @@ class Off:
 
 def test_a_broken_engine_fails_its_self_test() -> None:
     selftest.check_gpt2(TiktokenEncoder())
-    selftest.check_gpt2(FastokensEncoder(gpt2.tokenizer_json()))
+    selftest.check_gpt2(FastokensEncoder(gpt2_vocabulary.tokenizer_json()))
     with pytest.raises(DataError, match="off failed its self-test"):
         selftest.check_gpt2(Off())
 
@@ -127,7 +127,7 @@ def test_when_fastokens_is_broken_tiktoken_takes_over(monkeypatch: pytest.Monkey
 def test_cutting_a_long_text_changes_no_token(text: str, long_chars: int) -> None:
     before, encode.LONG_CHARS = encode.LONG_CHARS, long_chars
     try:
-        piece = encode_documents(Batch([text], np.array([False])), gpt2_tokenizer(), None)
+        piece = encode_documents(DocumentBatch([text], np.array([False])), gpt2_tokenizer(), None)
     finally:
         encode.LONG_CHARS = before
     assert np.concatenate(piece.train or [[]]).tolist() == tokens(text, "tiktoken")
@@ -136,10 +136,10 @@ def test_cutting_a_long_text_changes_no_token(text: str, long_chars: int) -> Non
 def test_a_document_without_a_place_to_cut_is_skipped_only_when_enormous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "LONG_CHARS", 100)
     monkeypatch.setattr(encode, "MOST_UNBROKEN_CHARS", 1000)
-    batch = Batch(["short", "a" * 1001, "b" * 1000], np.zeros(3, np.bool_), "x.parquet: rows 0 to 2")
+    batch = DocumentBatch(["short", "a" * 1001, "b" * 1000], np.zeros(3, np.bool_), "x.parquet: rows 0 to 2")
     piece = encode_documents(batch, gpt2_tokenizer(), 50256)
-    assert piece.skipped == {"unbroken run over 16 MiB": 1}
-    assert piece.problems == ["x.parquet: rows 0 to 2: 1 with an unbroken run of over 16 MiB skipped"]
+    assert piece.account.skipped == {"unbroken run over 16 MiB": 1}
+    assert piece.account.problems == ["x.parquet: rows 0 to 2: 1 with an unbroken run of over 16 MiB skipped"]
     assert np.concatenate(piece.train or [[]]).tolist() == [
         *tokens("short", "tiktoken"),
         50256,
@@ -181,7 +181,7 @@ def test_bytes_have_257_tokens_and_chars_are_numbered_as_nanogpt_does() -> None:
 
 
 def small_tokenizer_json(**changes: object) -> str:
-    spec = json.loads(gpt2.tokenizer_json())
+    spec = json.loads(gpt2_vocabulary.tokenizer_json())
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     spec["added_tokens"] = [{"id": 50256, "content": "<|endoftext|>"} | special]
     return json.dumps(spec | changes)

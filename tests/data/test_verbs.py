@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,10 @@ def test_prepare_says_what_it_will_do_and_what_it_did(
 def test_a_bad_file_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.parquet").write_bytes(b"")
     assert main(["prepare", str(tmp_path / "a.parquet"), "--out", str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().err == f"gptfit: {tmp_path}/a.parquet: is empty (0 bytes); download it again\n"
+    assert (
+        capsys.readouterr().err
+        == f"gptfit: {tmp_path}/a.parquet: is empty (0 bytes); it was not written or downloaded whole\n"
+    )
     assert main(["prepare", str(tmp_path / "a.parquet"), "--limit", "many"]) == 2
     assert "--limit many" in capsys.readouterr().err
 
@@ -107,3 +111,38 @@ def test_a_folder_is_named_after_its_first_source() -> None:
     assert default_name("https://example.org/a/texts.jsonl.gz?download=1") == "texts"
     assert default_name("folder/") == "folder"
     assert default_name("data/*.parquet") == "prepared"
+
+
+def test_prepare_and_inspect_speak_json_and_count_one_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "notes.jsonl"
+    source.write_text("".join(json.dumps({"text": f"document number {i}, a little longer"}) + "\n" for i in range(3)))
+    words = ["prepare", str(source), "--out", str(tmp_path / "data"), "--tokenizer", "bytes", "--val-fraction", "0.4"]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == 1
+    assert main([*words, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["tokenizer"] == "bytes"
+    assert made["train"]["documents"] + made["val"]["documents"] == 3
+    assert main(["inspect", str(tmp_path / "data"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {key: found[key] for key in made} == made
+    assert found["starts"]["train"]["text"].startswith("document number")
+    assert main(["inspect", str(source), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["samples"]) == 3
+    assert main(["inspect", str(tmp_path / "data")]) == 0
+    said = capsys.readouterr().out
+    assert "1 documents" not in said
+    assert "in 1 document," in said
+
+
+def test_a_tokenizer_without_its_extra_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "notes.txt"
+    source.write_text("some text " * 100)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert main(["tokenizer", "train", str(source), "--vocab-size", "300", "--out", str(tmp_path / "t.json")]) == 1
+    assert "pip install 'gptfit[hf]'" in capsys.readouterr().err
+    assert not (tmp_path / "t.json").exists()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gptfit.config import TrainConfig
+from gptfit.checkpoint.format import load_checkpoint
+from gptfit.config.keys import TrainConfig
+from gptfit.device.device import find_device
+from gptfit.logs.events import Event
+from gptfit.logs.runlog import read_run
 from gptfit.model.head import token_loss
-from gptfit.run.checkpoint import load_checkpoint
-from gptfit.run.device import find_device
-from gptfit.run.train import train
-from gptfit.runlog import read_run
+from gptfit.train.train import train
+from tests.small_runs import told
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card")
 
@@ -51,8 +52,8 @@ def config(tmp_path: Path) -> TrainConfig:
 def test_it_learns_in_every_number_format(config: TrainConfig, dtype: str, compile_it: bool) -> None:
     train(config.replace(dtype=dtype, compile=compile_it))
     log = read_run(config.out_dir)
-    assert log.evals[-1]["val_loss"] < log.evals[0]["val_loss"] - 0.5
-    assert log.steps[-1]["memory_gib"] > 0
+    assert log.evals[-1].val_loss < log.evals[0].val_loss - 0.5
+    assert log.steps[-1].memory_gib > 0
 
 
 def test_resume_continues_the_losses(config: TrainConfig, tmp_path: Path) -> None:
@@ -67,13 +68,13 @@ def test_a_real_out_of_memory_shrinks_the_micro_batch(config: TrainConfig) -> No
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 3 * 2**30 / total))
     try:
-        events: list[dict[str, Any]] = []
+        events: list[Event] = []
         large = config.replace(batch_size=512, block_size=64, vocab_size=50304, chunked_loss=False, compile=False)
         result = train(large.replace(max_iters=2), events.append)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert result.micro_batch < 512
-    assert any(event.get("kind") == "oom" for event in events)
+    assert bool(told(events, "oom"))
 
 
 def test_the_chunked_loss_equals_the_plain_one(config: TrainConfig) -> None:

@@ -12,10 +12,10 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA card", allow_module_level=True)
 
 from gptfit.cli import main  # noqa: E402
-from gptfit.config import TrainConfig  # noqa: E402
-from gptfit.run.trialprocess import run_process  # noqa: E402
-from gptfit.run.tune import find_machine  # noqa: E402
-from gptfit.trials import timing_from_json  # noqa: E402
+from gptfit.config.keys import TrainConfig  # noqa: E402
+from gptfit.tune.session import find_machine  # noqa: E402
+from gptfit.tune.trial_process import run_process  # noqa: E402
+from gptfit.tune.trials import timing_from_json  # noqa: E402
 
 SMALL = TrainConfig(
     n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=8192, batch_size=8, gradient_accumulation_steps=2,

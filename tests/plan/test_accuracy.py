@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from gptfit.shape import ModelShape
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -47,6 +49,16 @@ def test_tokens_per_second_are_within_the_aim(
     assert nine_tenths <= most
 
 
+def test_rows_of_several_gpus_are_within_20_percent_by_constants_that_never_saw_them(accuracy: ModuleType) -> None:
+    import json
+
+    held_out = json.loads(accuracy.CROSS_VALIDATION.read_text())[accuracy.SEVERAL_GPUS]
+    rows, _ = accuracy.facts.read()
+    assert set(held_out) == {row.id for row in accuracy.facts.speed_rows(rows)[0] if row.setting.processes > 1}
+    assert len(held_out) >= 20
+    assert max(map(abs, held_out.values())) <= 0.20
+
+
 def test_memory_is_within_ten_percent_on_nine_of_ten_rows(accuracy: ModuleType) -> None:
     rows, _ = accuracy.facts.read()
     errors = accuracy.memory_errors(rows)
@@ -77,7 +89,22 @@ def test_published_losses_are_inside_the_range_in_nine_of_ten_cases(accuracy: Mo
 def test_the_committed_tables_are_the_shared_facts(shared: Path) -> None:
     tests = BENCH.parent / "tests"
     assert (tests / "measured.csv").read_bytes() == (shared / "facts" / "measurements.csv").read_bytes()
-    assert (tests / "losses.csv").read_bytes() == (shared / "facts" / "losses.csv").read_bytes()
+    for name in ("losses.csv", "losses_nanochat.csv"):
+        assert (tests / name).read_bytes() == (shared / "facts" / name).read_bytes()
+
+
+def test_every_point_with_value_tables_is_inside_a_range_narrower_than_without_them(accuracy: ModuleType) -> None:
+    points = accuracy.losses.read_nanochat()
+    assert len(points) == 12
+    for point in points:
+        tables = ModelShape(12 if "d12" in point.name else 20, 1, 768 if "d12" in point.name else 1280, 2048, 50304,
+                            arch="modern", value_embeddings="tables").value_tables  # fmt: skip
+        assert point.value_tables == pytest.approx(tables, rel=1e-3)
+        assert point.inside
+        plain = accuracy.losses.loss.predict(
+            round(point.parameters), point.tokens, None, "fineweb", "modern", "muon"
+        ).loss
+        assert point.predicted.high - point.predicted.low < plain.high - plain.low
 
 
 def test_the_constants_in_use_are_the_fitted_ones(accuracy: ModuleType) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gptfit.config import TrainConfig
+from gptfit.config.keys import TrainConfig
+from gptfit.errors import Problem
 from gptfit.estimate import Estimate
 from gptfit.gpus import find
 from gptfit.plan.plan import plan
-from gptfit.plan.result import DataFacts, Problem
+from gptfit.plan.result import DataFacts
 
 # A run nobody would complain about: 124M, half a million tokens a step, 2.6B tokens, once over the data.
 GOOD = {
@@ -50,7 +51,7 @@ def test_a_good_config_has_no_problem() -> None:
         ({"learning_rate": 1e-2}, "learning_rate", "far above"),
         ({"warmup_iters": 2000}, "warmup_iters", "40 %"),
         ({"lr_decay_iters": 600000}, "lr_decay_iters", "never finishes decaying"),
-        ({"lr_decay_iters": 2500}, "lr_decay_iters", "lowest rate"),
+        ({"lr_decay_iters": 2500}, "lr_decay_iters", "run at min_lr"),
         ({"max_iters": 50000, "lr_decay_iters": 50000}, "max_iters", "8.7 epochs"),
         ({"max_iters": 900, "lr_decay_iters": 900, "warmup_iters": 27}, "max_iters", "tokens per parameter"),
         ({"eval_interval": 8}, "eval_interval", "evaluation takes"),
@@ -63,13 +64,13 @@ def test_a_good_config_has_no_problem() -> None:
 )
 def test_each_mistake_is_named_alone(changes: dict[str, object], key: str, words: str) -> None:
     found = problems(**changes)
-    assert [(problem.level, problem.key) for problem in found] == [("warning", key)]
+    assert [(problem.level, problem.where) for problem in found] == [("warning", key)]
     assert words in found[0].message
     assert found[0].fix
 
 
 def test_bf16_on_a_card_without_it_is_named() -> None:
-    assert ("dtype", "warning") in [(p.key, p.level) for p in problems("2080 Ti", dtype="bfloat16", batch_size=4)]
+    assert ("dtype", "warning") in [(p.where, p.level) for p in problems("2080 Ti", dtype="bfloat16", batch_size=4)]
 
 
 def test_more_than_four_epochs_says_what_repeats_are_worth() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gptfit.plan import defaults
+from gptfit.schedule import usual_warmup
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_a_short_run_still_has_two_thousand_updates() -> None:
 
 @pytest.mark.parametrize("max_iters", [1, 5, 100, 5000, 600_000])
 def test_warm_up_is_never_more_than_a_tenth_of_a_real_run(max_iters: int) -> None:
-    warmup = defaults.warmup_iters(max_iters)
+    warmup = usual_warmup(max_iters)
     assert 1 <= warmup <= max(10, max_iters // 10)
     assert warmup <= max_iters
 

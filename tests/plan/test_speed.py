@@ -9,7 +9,7 @@ import pytest
 from gptfit.gpus import all_gpus, find
 from gptfit.measured import MeasuredSpeed
 from gptfit.plan import rates, speed
-from gptfit.plan.setting import Setting, measured_key
+from gptfit.plan.setting import Setting, speed_key
 from gptfit.shape import ModelShape
 
 SMALL = ModelShape(12, 12, 768, 1024, 50304)
@@ -88,7 +88,7 @@ def test_muon_costs_little_with_a_large_step_and_much_with_a_tiny_one() -> None:
 
 
 def test_a_measurement_is_used_and_the_update_keeps_its_estimate() -> None:
-    timing = MeasuredSpeed(measured_key(BASE, "card"), "2.9", 50_000.0, 160.0)
+    timing = MeasuredSpeed(speed_key(BASE, "card"), "2.9", 50_000.0, 160.0)
     predicted = speed.predict(BASE, RTX_4070, timing)
     assert predicted is not None
     assert predicted.ms_per_micro_step.value == 160
@@ -99,7 +99,7 @@ def test_a_measurement_is_used_and_the_update_keeps_its_estimate() -> None:
 def test_a_measurement_speaks_for_a_card_without_a_known_rate() -> None:
     unknown = replace(RTX_4070, bf16_tflops=None, fp32_tflops=None, measured_low_tflops=None)
     assert speed.predict(BASE, unknown) is None
-    predicted = speed.predict(BASE, unknown, MeasuredSpeed(measured_key(BASE, "card"), "2.9", 50_000.0, 160.0))
+    predicted = speed.predict(BASE, unknown, MeasuredSpeed(speed_key(BASE, "card"), "2.9", 50_000.0, 160.0))
     assert predicted is not None
     assert predicted.mfu is None
 

@@ -1,0 +1,1 @@
+"""Checkpoints: the file, the folder that keeps them, resuming, and opening any trained model."""

@@ -1,0 +1,199 @@
+"""Checkpoints: nanoGPT's keys plus ours under 'gptfit'; read safely, from nanoGPT's files too."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptfit.checkpoint.sane import check_sums, check_values
+from gptfit.config.keys import INGREDIENTS
+from gptfit.errors import GptfitError, RunError
+from gptfit.model.base import LanguageModel
+from gptfit.shape import ModelShape
+
+LAST = "ckpt.pt"
+BEST = "best.pt"
+BEFORE_DECAY = "before-decay.pt"  # of schedule='wsd', to train longer from
+FORMAT = 1
+# What torch.compile and DDP put before a parameter's name when a wrapped model is saved.
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run at the beginning of step `iter_num`. `progress` is empty when nanoGPT wrote it."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any] | None
+    model_args: dict[str, Any]
+    iter_num: int
+    best_val_loss: float
+    config: dict[str, Any]
+    arch: str = "gpt2"
+    progress: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    @property
+    def shape(self) -> ModelShape:
+        keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
+        ingredients = {key: self.config[key] for key in INGREDIENTS if key in self.config}
+        return ModelShape(**{key: self.model_args[key] for key in keys}, arch=self.arch, **ingredients)
+
+    def as_saved(self) -> dict[str, Any]:
+        """What goes into the file: nanoGPT's six keys, readable by its train.py and sample.py, and ours."""
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "model_args": self.model_args,
+            "iter_num": self.iter_num,
+            "best_val_loss": self.best_val_loss,
+            "config": self.config,
+            "gptfit": {"format": FORMAT, "arch": self.arch, "progress": self.progress},
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for t in (*self.model.values(), *_tensors(self.optimizer)))
+
+
+def copied_to_memory(checkpoint: Checkpoint) -> Checkpoint | None:
+    """With tensors of its own, to be written later; None where there is no memory for that."""
+    try:
+        model, optimizer = (_copied(part) for part in (checkpoint.model, checkpoint.optimizer))
+    except (RuntimeError, MemoryError):
+        return None
+    return dataclasses.replace(checkpoint, model=model, optimizer=optimizer)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def best_of(path: Path) -> Path:
+    """What to use of a run folder: the checkpoint with the lowest validation loss if the run kept one."""
+    return path / BEST if os.path.isfile(path / BEST) else path  # Path.is_file raises where it may not look
+
+
+def load_checkpoint(path: str | Path, lazy: bool = False, verify: bool = True) -> Checkpoint:
+    """Any ckpt.pt of ours or nanoGPT's, on the CPU; `lazy` maps the file and reads tensors when touched.
+
+    `verify` compares the whole file with its checksums; not needed where only its config is wanted.
+    """
+    file = find_checkpoint(path)
+    try:
+        if verify:
+            check_sums(file)
+        saved = check_values(_read(file, lazy), file.stat().st_size)
+        ours = saved.get("gptfit", {})
+        return Checkpoint(
+            model=clean_names(saved["model"]),
+            optimizer=saved.get("optimizer"),
+            model_args=dict(saved["model_args"]),
+            iter_num=int(saved["iter_num"]),
+            best_val_loss=float(saved["best_val_loss"]),
+            config=dict(saved.get("config", {})),
+            arch=ours.get("arch", "gpt2"),
+            progress=ours.get("progress", {}),
+            path=file,
+        )
+    except RunError:
+        raise
+    # What torch.load raises for a cut or overwritten file depends on where the damage is.
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        EOFError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ) as e:
+        raise RunError(
+            f"{file}: not a readable checkpoint ({_first_line(e)})", fix="use another one of this run"
+        ) from None
+
+
+def _read(file: Path, lazy: bool) -> dict[str, Any]:
+    """weights_only: a checkpoint from the internet cannot run code."""
+    return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=lazy))
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """A file, or the last checkpoint of a run folder."""
+    path = Path(path)
+    file = path / LAST if path.is_dir() else path
+    if not file.is_file():
+        raise RunError(f"{file}: no such checkpoint", fix=f"`gptfit train` writes {LAST} and {BEST} into its out_dir")
+    return file
+
+
+def load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
+    """Into the model; a tensor that does not fit is named."""
+    expected = model.state_dict()
+    for name, tensor in expected.items():
+        found = checkpoint.model.get(name)
+        if found is None or found.shape != tensor.shape:
+            has = "is missing" if found is None else f"has shape {tuple(found.shape)}"
+            raise RunError(
+                f"{checkpoint.path}: {name} {has}, the model needs {tuple(tensor.shape)}", fix="not of this model"
+            )
+    extra = set(checkpoint.model) - set(expected)
+    # The causal mask that nanoGPT registers on old torch versions.
+    extra = {name for name in extra if not name.endswith(".attn.bias")}
+    if extra:
+        raise RunError(f"{checkpoint.path}: {min(extra)} is no tensor of a {checkpoint.arch} model")
+    model.load_state_dict({name: checkpoint.model[name] for name in expected})
+
+
+def clean_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameter names as the bare model has them."""
+    cleaned = {}
+    for name, tensor in state.items():
+        while name.startswith(WRAPPER_PREFIXES):
+            name = name.partition(".")[2]
+        cleaned[name] = tensor
+    return cleaned
+
+
+def newest_readable(folder: Path, lazy: bool = False) -> tuple[Checkpoint, list[str]]:
+    """The last checkpoint; if it is damaged the one before, with a sentence for each that was passed over."""
+    candidates = [folder / LAST, *sorted(folder.glob("ckpt-*.pt"), reverse=True), folder / BEST]
+    damaged: list[GptfitError] = []
+    for path in candidates:
+        if not path.is_file():
+            continue
+        try:
+            return load_checkpoint(path, lazy), [str(error) for error in damaged]
+        except GptfitError as error:
+            damaged.append(error)
+    if damaged:
+        raise RunError(damaged[0].message, fix=f"{folder} has no other readable checkpoint, start from scratch")
+    raise RunError(f"{folder / LAST}: no such checkpoint", fix="start the run without --init_from=resume")
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:120].rstrip(".:") if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""A run as flat keys: what they are, reading, checking and writing them."""

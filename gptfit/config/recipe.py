@@ -1,0 +1,188 @@
+"""The modern recipe's numbers for a size: which keys it sets, each a pure function with its source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gptfit.config.keys import TrainConfig
+from gptfit.shape import ModelShape
+
+RECIPES = ("gpt2", "modern")
+MODERN_LIMITS = "gptfit and Hugging Face run it; it cannot be exported to GGUF or nanoGPT"
+
+# Muon's rate for matrices and AdamW's for the rest, from modded-nanogpt's short script (track 3, 12 x 768), checked
+# at 3 x 128, where 0.02 was best for the head. Muon's scaling carries the first over width and depth; embeddings are
+# normalised before the first block, so theirs needs none; the head's falls with the width (Yang et al. 2022, muP).
+MATRIX_RATE = 0.02
+EMBEDDING_RATE = 0.3
+HEAD_RATE = 0.004
+SCALAR_RATE = 0.03
+TABLE_SHARE = 0.5  # of the embedding's rate for tables of values and of pairs (nanochat)
+REFERENCE_WIDTH = 768
+
+HEAD_SIZE = 64  # 128 from this width on: fewer, longer heads are faster on tensor cores (nanochat)
+WIDE = 1536
+# Enough for the loss of GPT-2 124M (3.28 on FineWeb) in track 3: 1.70e9 tokens, 13.7 for each of 123.6M parameters.
+TOKENS_PER_PARAMETER = 13.7
+STEPS = 3_250  # of that run
+MOST_TOKENS_PER_STEP = 524_288  # of that run
+LEAST_TOKENS_PER_STEP = (
+    4_096  # where Muon's 22 C^3 FLOPs per C x C matrix reach the model's 6 C^2 per token at C = 1,100
+)
+WARMUP_FRACTION = 0.0  # Muon's updates have one size from the first on; docs/recipe.md has what a warm-up is worth
+# Track 3 decays over 0.7 of the run and has no floor.
+DECAY_FRACTION = 0.6
+WEIGHT_DECAY = 0.05  # track 3, on the matrices only
+BETAS = (0.8, 0.95)  # track 3, for AdamW's part
+
+# Many epochs: qlabs' slowrun trains 100M tokens for 12 epochs with weight decay 1.6 and dropout 0.1; the decay here grows
+# with the epochs from the usual value to that.
+MANY_EPOCHS = 3.0
+MOST_WEIGHT_DECAY = 1.6
+DROPOUT = 0.1
+
+
+@dataclass(frozen=True, order=True)
+class OwnRate:
+    """A tensor's rate and first beta where it has its own; 0 is its kind's."""
+
+    rate: float = 0.0
+    beta1: float = 0.0
+
+
+# nanochat: a scale of the whole stream must move little, a share of the embedding may move far but smoothly.
+SCALARS = {"residual_scales": OwnRate(0.005), "embedding_scales": OwnRate(0.5, 0.96)}
+
+
+def adamw_rate(kind: str, shape: ModelShape) -> float:
+    """The rate of a tensor that is no matrix of a block, when Muon trains those."""
+    if kind in ("gate", "vector", "scalar"):
+        return SCALAR_RATE
+    if kind == "table":
+        return TABLE_SHARE * EMBEDDING_RATE
+    # A tied embedding is small as the head must be, and so is what is added to it.
+    if kind == "head" or shape.is_tied:
+        return HEAD_RATE * REFERENCE_WIDTH / shape.n_embd
+    return EMBEDDING_RATE
+
+
+def optimal_tokens(shape: ModelShape) -> float:
+    """A horizon worth its time, in tokens. Parameters count as if the head were tied."""
+    return TOKENS_PER_PARAMETER * shape.tied_parameters
+
+
+def tokens_per_step(tokens: float) -> int:
+    """A power of two that gives the run about as many updates as the tuned one had."""
+    wanted: int = 2 ** round(math.log2(max(1.0, tokens / STEPS)))
+    return max(LEAST_TOKENS_PER_STEP, min(MOST_TOKENS_PER_STEP, wanted))
+
+
+def head_count(n_embd: int) -> int:
+    """Heads of 64 channels, of 128 in wide models; one head where neither divides."""
+    sizes = (128, HEAD_SIZE) if n_embd >= WIDE else (HEAD_SIZE, 32)
+    return next((n_embd // size for size in sizes if n_embd % size == 0), 1)
+
+
+def training_keys(max_iters: int) -> dict[str, Any]:
+    """How the recipe trains a model of any size for `max_iters` updates."""
+    return {
+        "arch": "modern",
+        "optimizer": "muon",
+        "schedule": "wsd",
+        "learning_rate": MATRIX_RATE,
+        "min_lr": 0.0,
+        "warmup_iters": round(WARMUP_FRACTION * max_iters),
+        "lr_decay_iters": max_iters,
+        "decay_fraction": DECAY_FRACTION,
+        "weight_decay": WEIGHT_DECAY,
+        "beta1": BETAS[0],
+        "beta2": BETAS[1],
+        "bias": False,
+    }
+
+
+# The second edition: nanochat's second round, its scalars, and NorMuon. docs/recipe.md has what they were worth.
+SECOND_EDITION: Mapping[str, Any] = {
+    "layer_scalars": True,
+    "backout": True,
+    "smear_gate": True,
+    "qk_scale": 1.2,
+    "mlp_init": 0.4,
+    "normuon": True,
+    "cautious_decay": True,
+    "momentum_start": 0.85,
+    "momentum": 0.97,
+    "momentum_end": 0.9,
+    "embedding_beta2": 0.995,
+}
+MOST_TABLE_WEIGHTS = 64e6  # with gradient and state 1 GiB; GPT-2's vocabulary at 12 x 768 would take 232M
+BIGRAM_BELOW = 150e6  # parameters; above, the blocks have learned their pairs by themselves (modded-nanogpt)
+TABLES_UNTIL = 4.0  # epochs; a row that is seen so often is learned by heart, a projection of the embedding is not
+
+
+def second_edition(shape: ModelShape, epochs: float = 0.0) -> dict[str, Any]:
+    """The second edition's keys for this model and data; tables only where they are small beside a card's memory."""
+    tables = replace(shape, arch="modern", value_embeddings="tables").value_tables
+    values = "projections" if epochs > TABLES_UNTIL else "tables" if tables <= MOST_TABLE_WEIGHTS else "none"
+    is_bigram = epochs <= TABLES_UNTIL and shape.tied_parameters < BIGRAM_BELOW
+    return {**SECOND_EDITION, "value_embeddings": values, "bigram": is_bigram}
+
+
+def many_epochs_keys(epochs: float, has_documents: bool) -> dict[str, Any]:
+    """What keeps a model from learning its data by heart when it reads it often."""
+    if epochs <= MANY_EPOCHS:
+        return {}
+    decay = round(min(MOST_WEIGHT_DECAY, WEIGHT_DECAY * epochs), 3)
+    return {"weight_decay": decay, "dropout": DROPOUT, "shuffle_documents": has_documents}
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """What the recipe needs to know of the data."""
+
+    vocab_size: int | None = None
+    train_tokens: int | None = None
+    has_documents: bool = False  # whether their ends are marked
+
+
+UNKNOWN = DataSize()
+
+
+def modern_keys(
+    config: TrainConfig, in_files: Collection[str], on_command_line: Collection[str], data: DataSize = UNKNOWN
+) -> dict[str, Any]:
+    """What the recipe changes in a config.
+
+    A file's model, batch and horizon stay; its rates were tuned for another recipe and do not. The command line wins.
+    """
+    given = {*in_files, *on_command_line}
+    keys = {} if "n_head" in given else {"n_head": head_count(config.n_embd)}
+    sized = config.unchecked(**{**config.as_dict(), **keys, "arch": "modern"})
+    keys |= {key: value for key, value in _size_keys(sized, given, data.vocab_size).items() if key not in given}
+    max_iters = int(keys.get("max_iters", config.max_iters))
+    times = epochs(sized, keys, data)
+    edition = second_edition(sized.shape(data.vocab_size), times)
+    keys |= {key: value for key, value in edition.items() if key not in given}
+    training = training_keys(max_iters) | many_epochs_keys(times, data.has_documents)
+    return keys | {key: value for key, value in training.items() if key not in on_command_line}
+
+
+def epochs(config: TrainConfig, keys: dict[str, Any], data: DataSize) -> float:
+    """How often the run sees its data; 0 where that is not known."""
+    planned = config.unchecked(**{**config.as_dict(), **keys})
+    tokens = planned.windows_until(planned.max_iters) * planned.block_size
+    return tokens / data.train_tokens if data.train_tokens else 0.0
+
+
+def _size_keys(config: TrainConfig, given: Collection[str], vocab_size: int | None) -> dict[str, Any]:
+    """Batch and horizon, where the config leaves them to nanoGPT's defaults, which are a 4-day run on eight A100s."""
+    tokens = optimal_tokens(config.shape(vocab_size))
+    step_is_given = {"tokens_per_step", "gradient_accumulation_steps"} & set(given)
+    if step_is_given:
+        return {"max_iters": math.ceil(tokens / config.tokens_per_iter())}
+    micro = config.batch_size * config.block_size
+    step = max(micro, tokens_per_step(tokens) // micro * micro)
+    return {"tokens_per_step": step, "max_iters": math.ceil(tokens / step)}

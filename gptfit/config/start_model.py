@@ -1,0 +1,53 @@
+"""The model whose weights `init_from` names, as far as it can be known without opening them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gptfit.config.keys import MODEL_KEYS, TrainConfig
+from gptfit.errors import GptfitError
+from gptfit.logs.runlog import RUN_LOG, read_run
+from gptfit.shape import ModelShape
+
+# Layers, heads and width of OpenAI's released models (Radford et al. 2019, table 2; heads of 64 channels).
+RELEASED = {
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+RELEASED_WINDOW, RELEASED_VOCABULARY = 1024, 50257
+
+
+def is_pretrained(config: TrainConfig) -> bool:
+    return config.init_from not in ("scratch", "resume")
+
+
+def known_shape(init_from: str) -> ModelShape | None:
+    """A released model by its name, a run by its log, a Hugging Face folder by its config.json; None for other files."""
+    path = Path(init_from)
+    try:
+        if os.path.isfile(path / RUN_LOG):
+            return read_run(path).header.shape
+        if os.path.isfile(path / "config.json"):
+            facts = json.loads((path / "config.json").read_bytes())
+            layers, heads, width = int(facts["n_layer"]), int(facts["n_head"]), int(facts["n_embd"])
+            return ModelShape(layers, heads, width, int(facts["n_positions"]), int(facts["vocab_size"]), bias=True)
+    except (GptfitError, OSError, ValueError, TypeError, KeyError):
+        return None
+    if init_from in RELEASED and not os.path.exists(path):
+        return ModelShape(*RELEASED[init_from], RELEASED_WINDOW, RELEASED_VOCABULARY, bias=True)
+    return None
+
+
+def with_model_of(config: TrainConfig, shape: ModelShape) -> TrainConfig:
+    """The config with the weights' model, unchecked."""
+    return TrainConfig.unchecked(**config.as_dict() | model_values(shape))
+
+
+def model_values(shape: ModelShape) -> dict[str, Any]:
+    """The keys the weights decide; the window may be shorter than theirs."""
+    return {key: getattr(shape, key) for key in MODEL_KEYS if key != "block_size"}

@@ -1,0 +1,50 @@
+"""Memory of this process and of the machine, as the operating system tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import psutil
+
+_STATUS = Path("/proc/self/status")
+
+
+def peak_host_bytes() -> int:
+    """Largest resident size since the last reset (since the start where a reset is not possible)."""
+    if _STATUS.is_file():
+        return _kib_field(_STATUS, "VmHWM")
+    memory = psutil.Process().memory_info()
+    if hasattr(memory, "peak_wset"):  # Windows
+        return int(memory.peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def reset_peak_host_bytes() -> None:
+    """Linux forgets the peak when 5 is written here (proc(5), clear_refs); elsewhere it stays."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def free_host_bytes() -> int:
+    """What can be allocated without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+def limit_host_bytes(limit_bytes: int) -> None:
+    """A hard limit on this process's own memory, above which an allocation fails; nothing where it is not known."""
+    if sys.platform == "linux":
+        # RLIMIT_DATA counts private writable pages (since Linux 4.7), which is what tensors are;
+        # RLIMIT_AS would also count libraries and reserved address space.
+        psutil.Process().rlimit(psutil.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
+def _kib_field(file: Path, name: str) -> int:
+    for line in file.read_text(encoding="ascii").splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{file} has no {name}")

@@ -1,0 +1,123 @@
+"""Several processes training one model, started by torchrun as nanoGPT's: who am I, and agreeing on things."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gptfit.device.device import Device
+from gptfit.errors import DeviceError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among its peers; alone unless torchrun set RANK, WORLD_SIZE and LOCAL_RANK."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int | None = None
+
+    @property
+    def is_master(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        return self.count == 1
+
+    def average(self, value: Tensor) -> Tensor:
+        """The mean over all processes; the tensor itself when alone."""
+        if not self.is_alone:
+            dist.all_reduce(value)
+            value /= self.count
+        return value
+
+    def any_of(self, flags: list[bool], device: Device) -> list[bool]:
+        """Each flag, true if it is for at least one process, so that all leave a loop at the same step."""
+        if self.is_alone:
+            return flags
+        seen = torch.tensor([int(flag) for flag in flags], device=device.torch_device)
+        dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in seen.tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in rank order."""
+        if self.is_alone:
+            return [value]
+        everyone: list[Any] = [None] * self.count
+        dist.all_gather_object(everyone, value)
+        return everyone
+
+    def wait(self) -> None:
+        if not self.is_alone:
+            dist.barrier()
+
+
+ALONE = Processes()
+
+# Set by `train --gpus` for the processes it starts; torchrun has names of its own for the same.
+START_VARIABLE, RESTARTS_VARIABLE = "GPTFIT_START", "GPTFIT_RESTARTS"
+LOST_PEER = "another process of this run is gone"
+
+
+def this_start() -> str:
+    """The same for all processes and all restarts of one `train --gpus` or torchrun, and no other."""
+    ours, theirs = os.environ.get(START_VARIABLE), os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    # torchrun without --rdzv-id calls every run 'none', but its own process lives as long as the run.
+    return ours or (theirs if theirs != "none" else f"agent {os.getppid()}")
+
+
+def is_restart() -> bool:
+    """Whether processes of this very start were here before and ended too soon."""
+    names = (RESTARTS_VARIABLE, "TORCHELASTIC_RESTART_COUNT")
+    return any(os.environ.get(name, "0") not in ("", "0") for name in names)
+
+
+def find_processes() -> Processes:
+    """From torchrun's environment; nothing is contacted yet."""
+    if os.environ.get("RANK", "-1") == "-1":
+        return ALONE
+    try:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        rank, count, local_rank = (int(os.environ[name]) for name in names)
+    except (KeyError, ValueError) as error:
+        raise DeviceError(f"RANK is set but {error} is not as torchrun sets it", fix="start with torchrun") from None
+    return Processes(rank, count, local_rank)
+
+
+def join(processes: Processes, backend: str, device: Device) -> None:
+    """Meet the others. nccl is for NVIDIA cards and not for Windows; everything else talks through gloo."""
+    if processes.is_alone:
+        return
+    if device.kind != "cuda" or (backend == "nccl" and not dist.is_nccl_available()):
+        dist.init_process_group("gloo")
+    else:
+        # The card is named so that the communicator is made now, on it, and not at the first exchange on a guessed one.
+        dist.init_process_group(backend, device_id=device.torch_device if backend == "nccl" else None)
+
+
+# How gloo and NCCL say that another process is gone.
+LOST_PEER_WORDS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "NCCL communicator was aborted",
+)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER_WORDS)
+
+
+def leave(processes: Processes) -> None:
+    if not processes.is_alone and dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,50 @@
+"""Calibrate this device from outside: its pieces in one process, tiny trials in others, one record for the cache."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from gptfit.config.keys import TrainConfig
+from gptfit.doctor.calibrate import SETTLING, TINY, complete, settled, settling_config, tiny_config
+from gptfit.errors import DeviceError
+from gptfit.plan.calibration import Calibration, calibration_from_json
+from gptfit.shape import ModelShape
+from gptfit.tune.session import find_machine, make_measure
+from gptfit.tune.space import base_variant
+from gptfit.tune.trial_process import run_process
+from gptfit.tune.trials import Candidate, Machine, Timing, timing_from_json
+
+COMMAND = (sys.executable, "-m", "gptfit.doctor.card_process")
+PIECES_LIMIT_S = 300.0
+TRIAL_LIMIT_S = 120.0
+
+
+def calibrate(config: TrainConfig, on_stage: Callable[[str], None] = lambda stage: None) -> Calibration:
+    """About a minute and a half; DeviceError where the device did not answer."""
+    machine = find_machine(config)
+    compiled = config.compile and machine.compile_problem is None
+    request = {"check": "pieces", "config": config.as_dict(), "compiled": compiled}
+    ended = run_process(request, PIECES_LIMIT_S, on_stage, COMMAND)
+    if ended.outcome != "ok":
+        raise DeviceError(f"the pieces of a step could not be timed: {ended.message}", fix="see `gptfit doctor`")
+    found = calibration_from_json(ended.values)
+    for dtype in [name.split()[1] for name in found.grids if name.startswith("products")]:
+        on_stage(f"a small model in {dtype}")
+        found = settled(found, dtype, _trial(settling_config(config, dtype), SETTLING, machine))
+    tiny = {}
+    for is_compiled in (False, True) if compiled else (False,):
+        on_stage(f"tiny model {'compiled' if is_compiled else 'eager'}")
+        tiny[is_compiled] = _trial(tiny_config(config, is_compiled), TINY, machine)
+    return complete(found, machine.dtype, tiny)
+
+
+def _trial(config: TrainConfig, shape: ModelShape, machine: Machine) -> Timing:
+    """As `tune` runs it, in a fresh process."""
+    here = replace(machine, dtype=config.dtype if config.dtype != "auto" else machine.dtype)
+    measure = make_measure(config, shape, here)
+    ended = measure(Candidate(config.batch_size, base_variant(config, here)), False, TRIAL_LIMIT_S, lambda stage: None)
+    if ended.outcome != "ok":
+        raise DeviceError(f"a small model could not be timed: {ended.message}", fix="see `gptfit doctor`")
+    return timing_from_json(ended.values)

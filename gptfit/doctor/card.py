@@ -1,0 +1,186 @@
+"""`gptfit doctor --card` from outside: every check in a process of its own with a time limit, and what they came to."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gptfit import __version__
+from gptfit.config.keys import TrainConfig
+from gptfit.doctor.calibration import COMMAND, calibrate
+from gptfit.doctor.card_checks import ALL, Check
+from gptfit.doctor.verdict import Verdict
+from gptfit.errors import DeviceError
+from gptfit.plan.calibration import Calibration, process_bytes, step_parts
+from gptfit.plan.setting import Setting
+from gptfit.shape import ModelShape
+from gptfit.tune.session import find_machine, make_measure
+from gptfit.tune.space import base_variant
+from gptfit.tune.trial_process import Ended, run_process
+from gptfit.tune.trials import Candidate, Machine, timing_from_json
+from gptfit.units import GIB, gib
+
+CALIBRATION = "calibration"
+PLAN = "plan against two runs"
+# The model of the two short runs; calibration times neither its width nor its number of layers.
+CHECKED = ModelShape(n_layer=3, n_head=5, n_embd=320, block_size=192, vocab_size=4096)
+CHECKED_BATCHES = (2, 8)
+RANGE = 0.20  # by which a short run may miss the calibrated plan before it is worth a word
+MEMORY_RANGE = 0.15
+RUN_LIMIT_S = 90.0
+
+
+@dataclass(frozen=True)
+class CardLine:
+    """A check and its verdict, in the order they were asked for."""
+
+    check: str
+    verdict: Verdict
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CardReport:
+    machine: Machine
+    lines: tuple[CardLine, ...]
+    calibration: Calibration | None
+    seconds: float
+
+    @property
+    def has_error(self) -> bool:
+        return any(line.verdict.level == "error" for line in self.lines)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "gptfit": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "machine": asdict(self.machine),
+            "seconds": self.seconds,
+            "checks": [{"check": line.check, "seconds": line.seconds, **asdict(line.verdict)} for line in self.lines],
+            "calibration": self.calibration.as_json() if self.calibration else None,
+        }
+
+
+Tell = Callable[[CardLine], None]
+
+
+def examine_card(
+    config: TrainConfig, tell: Tell = lambda line: None, on_stage: Callable[[str], None] = lambda stage: None
+) -> CardReport:
+    """Timed checks one after another; the others two at a time on a CPU, whose cores they do not fill."""
+    began = time.monotonic()
+    machine = find_machine(config)
+    lines = list(_told(_checks(config, machine, on_stage), tell))
+    on_stage(CALIBRATION)
+    line, found = _calibrate(config, on_stage)
+    lines += _told(iter([line]), tell)
+    if found:
+        lines += _told(iter([_plan_against_runs(config, machine, found, on_stage)]), tell)
+    return CardReport(machine, tuple(lines), found, time.monotonic() - began)
+
+
+def _told(lines: Iterator[CardLine], tell: Tell) -> Iterator[CardLine]:
+    for line in lines:
+        tell(line)
+        yield line
+
+
+def _checks(config: TrainConfig, machine: Machine, on_stage: Callable[[str], None]) -> Iterator[CardLine]:
+    timed = [check for check in ALL if check.is_timed]
+    others = [check for check in ALL if not check.is_timed]
+    for check in timed:
+        on_stage(check.name)
+        yield _check(check, config, machine)
+    with ThreadPoolExecutor(2 if machine.kind == "cpu" else 1) as pool:
+        for check, waiting in [(check, pool.submit(_check, check, config, machine)) for check in others]:
+            on_stage(check.name)
+            yield waiting.result()
+
+
+def _check(check: Check, config: TrainConfig, machine: Machine) -> CardLine:
+    if machine.kind not in check.kinds:
+        return CardLine(check.name, Verdict("skipped", check.why_not), 0.0)
+    ended = run_process({"check": check.name, "config": config.as_dict()}, check.limit_s, command=COMMAND)
+    return CardLine(check.name, _verdict(ended), ended.duration_s)
+
+
+def _verdict(ended: Ended) -> Verdict:
+    if ended.outcome != "ok":
+        remedy = "close other programs and repeat; if it stays, please report card.json"
+        return Verdict("error", f"the check did not finish: {ended.message}", remedy)
+    values = ended.values
+    return Verdict(values["level"], values["text"], values["remedy"], values["values"])
+
+
+def _calibrate(config: TrainConfig, on_stage: Callable[[str], None]) -> tuple[CardLine, Calibration | None]:
+    began = time.monotonic()
+    try:
+        found = calibrate(config, on_stage)
+    except DeviceError as error:
+        return CardLine(CALIBRATION, Verdict("error", str(error)), time.monotonic() - began), None
+    text = f"{len(found.grids)} pieces of a step timed; `gptfit plan --gpu here` uses them"
+    return CardLine(CALIBRATION, Verdict("ok", text), time.monotonic() - began), found
+
+
+def _plan_against_runs(
+    config: TrainConfig, machine: Machine, found: Calibration, on_stage: Callable[[str], None]
+) -> CardLine:
+    """Two micro-batches of a model that calibration did not see, as `tune` runs them."""
+    began = time.monotonic()
+    rows = []
+    for micro_batch in CHECKED_BATCHES:
+        on_stage(f"{PLAN}: micro-batch {micro_batch}")
+        row = _short_run(config, machine, found, micro_batch)
+        if isinstance(row, Verdict):
+            return CardLine(PLAN, row, time.monotonic() - began)
+        rows.append(row)
+    worst = max(abs(row["speed_error"]) for row in rows)
+    worst_memory = max(abs(row["memory_error"]) for row in rows)
+    text = f"tokens/s within {worst:.0%}, memory within {worst_memory:.0%} of the plan at micro-batches 2 and 8"
+    is_good = worst <= RANGE and worst_memory <= MEMORY_RANGE
+    remedy = "" if is_good else "close other programs and repeat; if it stays, please report card.json"
+    verdict = Verdict("ok" if is_good else "warning", text, remedy, {"runs": rows})
+    return CardLine(PLAN, verdict, time.monotonic() - began)
+
+
+def _short_run(config: TrainConfig, machine: Machine, found: Calibration, micro_batch: int) -> dict[str, Any] | Verdict:
+    small = config.replace(
+        n_layer=CHECKED.n_layer,
+        n_head=CHECKED.n_head,
+        n_embd=CHECKED.n_embd,
+        block_size=CHECKED.block_size,
+        vocab_size=CHECKED.vocab_size,
+        batch_size=micro_batch,
+        gradient_accumulation_steps=4,
+        tokens_per_step=0,
+        arch="gpt2",
+        optimizer="adamw",
+        dropout=0.0,
+        compile=False,
+        chunked_loss=False,
+        checkpoint_activations=False,
+    )
+    measure = make_measure(small, CHECKED, machine)
+    ended = measure(Candidate(micro_batch, base_variant(small, machine)), False, RUN_LIMIT_S, lambda stage: None)
+    if ended.outcome != "ok":
+        return Verdict("error", f"a short run did not finish: {ended.message}", "see `gptfit doctor`")
+    timing = timing_from_json(ended.values)
+    setting = Setting(CHECKED, micro_batch, accumulation=4, dtype=machine.dtype, compile=False)
+    predicted_s = sum(step_parts(setting, found).values())
+    seconds = (4 * timing.ms_per_micro_step + timing.ms_per_update) / 1e3
+    peak = (timing.device_gib or 0.0) * GIB
+    predicted_bytes = process_bytes(setting, found)
+    return {
+        "micro_batch": micro_batch,
+        "tokens_per_s": setting.tokens_per_step / seconds,
+        "predicted_tokens_per_s": setting.tokens_per_step / predicted_s,
+        "speed_error": seconds / predicted_s - 1,
+        "peak": gib(peak),
+        "predicted_peak": gib(predicted_bytes),
+        "memory_error": predicted_bytes / peak - 1 if peak else 0.0,
+    }

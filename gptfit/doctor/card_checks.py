@@ -1,0 +1,51 @@
+"""The checks of `gptfit doctor --card`: each runs real work on the device and says whether it came out as it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gptfit.config.keys import TrainConfig
+from gptfit.device.device import Device, find_device
+from gptfit.doctor import card_memory, card_numbers, card_runs, card_speed
+from gptfit.doctor.verdict import Verdict
+
+CheckFunction = Callable[[Device], Verdict]
+
+
+@dataclass(frozen=True)
+class Check:
+    """`kinds` of device it applies to; `why_not` says for the others why it is skipped."""
+
+    name: str
+    run: CheckFunction
+    limit_s: float = 60.0
+    kinds: tuple[str, ...] = ("cpu", "cuda", "mps")
+    why_not: str = ""
+    is_timed: bool = False  # alone, as others would slow it
+    is_whole: bool = True  # False: what applies here is less than on a card
+
+
+ALL = (
+    Check("build and driver", card_speed.build),
+    Check("matrix products", card_speed.products, is_timed=True),
+    Check("copies", card_speed.copies, is_timed=True),
+    Check("memory counts", card_memory.counts),
+    Check("out of memory", card_memory.out_of_memory),
+    Check("spilling", card_memory.spilling, kinds=("cuda",), why_not="a CPU's memory is main memory"),
+    Check("attention", card_numbers.attention),
+    Check("loss and gradients", card_numbers.loss_and_gradients),
+    Check("compiled models", card_runs.compiled, limit_s=120.0),
+    Check("prefetched batches", card_runs.batches),
+    Check("float16 scale", card_numbers.scaler, kinds=("cuda",), why_not="float16 does nothing for a CPU"),
+    Check("muon", card_numbers.muon),
+    Check("resume", card_runs.resume),
+    Check("growth", card_memory.growth),
+    Check("sampling", card_numbers.sampling),
+    Check("two processes", card_runs.two_processes, kinds=("cuda",), why_not="needs two cards", limit_s=90.0),
+)
+BY_NAME = {check.name: check for check in ALL}
+
+
+def run_check(name: str, config: TrainConfig) -> Verdict:
+    return BY_NAME[name].run(find_device(config))

@@ -1,0 +1,25 @@
+"""One check of the card in a process of its own: `python -m gptfit.doctor.card_process`, spoken to as a trial is."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from gptfit.config.keys import TrainConfig
+from gptfit.doctor.calibrate import measure_pieces
+from gptfit.doctor.card_checks import run_check
+from gptfit.tune.trial import Tell, serve
+
+
+def answer(request: dict[str, Any], tell: Tell) -> None:
+    config = TrainConfig(**request["config"])
+    if request["check"] == "pieces":
+        found = measure_pieces(config, request["compiled"], lambda name: tell("stage", name=name))
+        tell("done", **found.as_json())
+        return
+    tell("done", **asdict(run_check(request["check"], config)))
+
+
+if __name__ == "__main__":
+    sys.exit(serve(answer))

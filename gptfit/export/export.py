@@ -1,0 +1,65 @@
+"""Export: a finished model as a folder or file for other programs, checked before it gets its name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from gptfit.checkpoint.loaded_model import LoadedModel
+from gptfit.errors import RunError
+from gptfit.export.result import Exported
+from gptfit.files import check_room, publish, reason_of, remove_leftovers, remove_tree, temporary_name
+
+BYTES_PER_WEIGHT = 4  # float32
+FORMATS = ("hf", "gguf", "nanogpt")
+SLACK_BYTES = 16 * 1024**2  # tokenizer, code and card beside the tensors
+
+
+def export(opened: LoadedModel, to: str, out: str | None = None) -> Exported:
+    """Written under a temporary name, verified there, then renamed: what has the final name is whole and right."""
+    target = Path(out) if out else _default_target(opened, to)
+    _check_target(target, is_file=to == "gguf")
+    temporary = temporary_name(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent, re.escape(target.name))
+        check_room(target.parent, BYTES_PER_WEIGHT * opened.shape.n_weights + SLACK_BYTES, "the export")
+        found = _write(opened, to, temporary)
+        if target.is_dir():
+            target.rmdir()  # empty, as checked
+        publish(temporary, target)
+    # A failed write is an OSError from python, a SafetensorError or a RuntimeError from those that write tensors.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise RunError(f"{target}: could not be written ({reason_of(error)})", fix="nothing was left behind") from None
+    finally:
+        remove_tree(temporary)
+    return Exported(target, found.checks, found.notes)
+
+
+def _write(opened: LoadedModel, to: str, path: Path) -> Exported:
+    if to == "hf":
+        from gptfit.export.hf import write_hf
+
+        return write_hf(opened, path)
+    if to == "gguf":
+        from gptfit.export.gguf import write_gguf
+
+        return write_gguf(opened, path)
+    from gptfit.export.nanogpt import write_nanogpt
+
+    return write_nanogpt(opened, path)
+
+
+def _default_target(opened: LoadedModel, to: str) -> Path:
+    folder = opened.path if opened.path.is_dir() else opened.path.parent
+    return folder / ("model.gguf" if to == "gguf" else to)
+
+
+def _check_target(target: Path, is_file: bool) -> None:
+    if target.is_dir() and (is_file or any(target.iterdir())):
+        what = "is a folder; name a file with --out" if is_file else "is not empty; choose another folder with --out"
+        raise RunError(f"{target}: {what}")
+    if target.exists() and not target.is_dir():
+        raise RunError(f"{target}: exists", fix="move it away or choose another name with --out")

@@ -1,0 +1,96 @@
+// The list of runs: asks every two seconds, keeps the ticks, draws a sparkline per run.
+"use strict";
+
+(function () {
+  const EVERY_MS = 2000;
+  const body = document.getElementById("runs");
+  const button = document.getElementById("compare");
+  const ticked = new Set();
+
+  const theme = document.getElementById("theme");
+  theme.addEventListener("click", () => {
+    const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
+    document.documentElement.dataset.theme = dark ? "light" : "dark";
+  });
+
+  function cell(row, text, label) {
+    const td = document.createElement("td");
+    if (text !== undefined) td.textContent = text;
+    if (text && label) td.dataset.label = label; // shown where there is no room for headings
+    row.appendChild(td);
+    return td;
+  }
+
+  function spark(values) {
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    svg.setAttribute("viewBox", "0 0 120 28");
+    svg.setAttribute("preserveAspectRatio", "none");
+    svg.setAttribute("aria-hidden", "true");
+    if (values.length > 1) {
+      const low = Math.min(...values), high = Math.max(...values);
+      const points = values.map((v, i) => (1 + (118 * i) / (values.length - 1)).toFixed(1) + "," + (25 - 22 * (high > low ? (v - low) / (high - low) : 0.5)).toFixed(1));
+      const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
+      line.setAttribute("points", points.join(" "));
+      line.setAttribute("fill", "none");
+      line.setAttribute("stroke", "var(--accent)");
+      line.setAttribute("stroke-width", "1.5");
+      line.setAttribute("vector-effect", "non-scaling-stroke");
+      svg.appendChild(line);
+    }
+    return svg;
+  }
+
+  function time(seconds) {
+    if (seconds === null) return "";
+    const units = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
+    for (const [big, name, small, smallName] of units)
+      if (seconds >= big) return Math.floor(seconds / big) + " " + name + " " + Math.floor((seconds % big) / small) + " " + smallName;
+    return Math.round(seconds) + " s";
+  }
+
+  function show(runs) {
+    const rows = runs.map((run) => {
+      const row = document.createElement("tr");
+      const tick = document.createElement("input");
+      tick.type = "checkbox";
+      tick.checked = ticked.has(run.id);
+      tick.setAttribute("aria-label", "compare " + run.name);
+      tick.addEventListener("change", () => {
+        if (tick.checked) ticked.add(run.id);
+        else ticked.delete(run.id);
+        button.disabled = ticked.size < 2;
+      });
+      cell(row).appendChild(tick);
+      const link = document.createElement("a");
+      link.href = "/run?id=" + encodeURIComponent(run.id);
+      link.textContent = run.name;
+      link.title = run.id;
+      cell(row).appendChild(link);
+      const status = cell(row, run.status);
+      if (run.status === "running") status.className = "live";
+      cell(row, run.step.toLocaleString("en") + (run.max_iters ? " of " + run.max_iters.toLocaleString("en") : ""), "step");
+      cell(row, run.loss === null ? "" : run.loss.toFixed(3), "loss");
+      cell(row, run.val_loss === null ? "" : run.val_loss.toFixed(4), "validation");
+      cell(row, run.status === "running" ? time(run.seconds_left) : "", "left");
+      cell(row).appendChild(spark(run.spark));
+      return row;
+    });
+    body.replaceChildren(...rows);
+    document.getElementById("count").textContent = runs.length + (runs.length === 1 ? " run" : " runs") + ". Tick two or more to compare.";
+  }
+
+  async function ask() {
+    try {
+      const answer = await fetch("/api/runs");
+      if (answer.ok) show(await answer.json());
+    } catch (error) {
+      document.getElementById("count").textContent = "No answer from gptfit watch; trying again.";
+    }
+    setTimeout(ask, EVERY_MS);
+  }
+
+  button.addEventListener("click", () => {
+    location.href = "/compare?" + [...ticked].map((id) => "id=" + encodeURIComponent(id)).join("&");
+  });
+  ask();
+})();

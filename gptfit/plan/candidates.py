@@ -1,0 +1,198 @@
+"""Everything a wish allows: for each shape its fastest setting, and the loss after the time or the epochs it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gptfit.config import recipe
+from gptfit.gpus import GPU
+from gptfit.plan import defaults, memory
+from gptfit.plan.calibration import Calibration, memory_of
+from gptfit.plan.expected import block_parameters, expected_loss, nats_per_byte
+from gptfit.plan.loss import GPT2_BYTES_PER_TOKEN
+from gptfit.plan.resolve import resolve_dtype
+from gptfit.plan.result import DataFacts
+from gptfit.plan.setting import Setting
+from gptfit.plan.speed import Speed
+from gptfit.shape import ModelShape
+
+WIDTHS = (
+    32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048,
+)  # fmt: skip
+# Width per layer: GPT-2's four sizes go from 64 (124M) to 33 (1.5B). Within that the loss hardly cares (Kaplan et al.
+# 2020, figure 5), so speed decides.
+ASPECTS = (64, 48, 32)
+LEAST_LAYERS = 2
+MICRO_BATCHES = (64, 32, 16, 8, 4, 2, 1)  # powers of two divide every usual number of tokens per step
+CPU_MICRO_TOKENS = 4096  # more at once does not make a CPU faster
+# Published runs with that many parameters per unique token still gained: slowrun 27, nanoGPT's Shakespeare 35.
+MOST_PARAMETERS_PER_UNIQUE_TOKEN = 30.0
+# nanoGPT's shakespeare_char is at its best after 28 epochs (nanoGPT issue 211); no published run gained beyond.
+EPOCHS = (30.0, 20.0, 12.0, 8.0, 5.0, 3.0)
+EVAL_TIME = 0.04  # of the run, left for evaluations
+LEAST_ITERS = 100  # a step is smaller where there would be fewer
+SHORT_HOURS = 0.5  # compiling takes longer than it saves on a CPU in less
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user has: a card (None: this machine's CPU), a time, data."""
+
+    gpu: GPU | None
+    hours: float
+    data: DataFacts
+    vocab_size: int
+    processes: int = 1
+    block_size: int = 1024
+    recipes: tuple[str, ...] = recipe.RECIPES
+    only_nanogpt_keys: bool = False
+    used_bytes: float | None = None
+    calibrated: Calibration | None = None  # of the device that is in this machine
+    dataset: str = ""  # what the config calls the data, where its name alone does not lead to it
+    source: str = ""  # the file of text it is to be prepared from; empty where it is prepared
+
+    @property
+    def is_short_on_a_cpu(self) -> bool:
+        return self.gpu is None and self.hours < SHORT_HOURS
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    setting: Setting
+    data: DataFacts
+    tokens: float
+    seconds: float  # of training, at the expected speed
+    loss: float  # nats per byte
+
+    @property
+    def parameters(self) -> int:
+        return self.setting.shape.parameters
+
+    @property
+    def embedding_share(self) -> float:
+        shape = self.setting.shape
+        return 1 - block_parameters(shape) / shape.tied_parameters
+
+
+class Pace:
+    """Where it is to run: the speed of a setting and the fastest setting of a shape, each worked out once."""
+
+    def __init__(self, wish: Wish, speed_of: Callable[[Setting], Speed]) -> None:
+        self._wish, self._speed_of = wish, speed_of
+        self._speeds: dict[Setting, Speed] = {}
+        self._fastest: dict[tuple[ModelShape, bool, bool], Setting | None] = {}
+
+    def speed(self, setting: Setting) -> Speed:
+        if setting not in self._speeds:
+            self._speeds[setting] = self._speed_of(setting)
+        return self._speeds[setting]
+
+    def fastest(self, shape: ModelShape, only_nanogpt_keys: bool, compiled: bool) -> Setting | None:
+        """The fastest way that fits: whole logits if possible, then chunks, then checkpoints."""
+        key = (shape, only_nanogpt_keys, compiled)
+        if key not in self._fastest:
+            fitting = [found for way in self._ways(*key) if (found := _largest(self._wish, way))]
+            self._fastest[key] = max(fitting, key=lambda s: self.speed(s).tokens_per_s.value, default=None)
+        return self._fastest[key]
+
+    def _ways(self, shape: ModelShape, only_nanogpt_keys: bool, compiled: bool) -> list[Setting]:
+        base = Setting(
+            shape=shape,
+            micro_batch=1,
+            accumulation=8,
+            processes=self._wish.processes,
+            dtype=resolve_dtype("auto", self._wish.gpu),
+            compile=compiled,
+            optimizer="muon" if shape.arch == "modern" else "adamw",
+        )
+        chunked = replace(base, chunked_loss=True)
+        return [base] if only_nanogpt_keys else [base, chunked, replace(chunked, checkpoint_activations=True)]
+
+
+def candidates(wish: Wish, pace: Pace) -> list[PlannedRun]:
+    """Each recipe and shape in its fastest setting, for as many epochs as the time allows, and for fewer."""
+    unique = wish.data.tokens.value * (wish.data.bytes_per_token or GPT2_BYTES_PER_TOKEN) / GPT2_BYTES_PER_TOKEN
+    found: list[PlannedRun] = []
+    for arch in wish.recipes:
+        for shape in shapes(wish, arch):
+            if block_parameters(shape) > MOST_PARAMETERS_PER_UNIQUE_TOKEN * unique:
+                break  # wider ones have more
+            found += runs_of(wish, shape, pace, EPOCHS)
+    return found
+
+
+def shapes(wish: Wish, arch: str) -> Iterator[ModelShape]:
+    """Widths in steps of a head, a few depths each."""
+    seen = set()
+    for width in WIDTHS:
+        for aspect in ASPECTS:
+            layers = max(LEAST_LAYERS, round(width / aspect))
+            if (width, layers) not in seen:
+                seen.add((width, layers))
+                heads = recipe.head_count(width)
+                yield ModelShape(layers, heads, width, wish.block_size, wish.vocab_size, arch=arch)
+
+
+def runs_of(
+    wish: Wish, shape: ModelShape, pace: Pace, epochs: Iterable[float], least_iters: int = LEAST_ITERS
+) -> Iterator[PlannedRun]:
+    """A run for each number of epochs the time allows, and one for the whole time."""
+    setting = pace.fastest(shape, wish.only_nanogpt_keys, not wish.is_short_on_a_cpu)
+    if setting is None:
+        return
+    seen = set()
+    for most in epochs:
+        candidate = _run(wish, setting, pace, most, least_iters)
+        if candidate is not None and candidate.tokens not in seen:  # the whole time, once
+            seen.add(candidate.tokens)
+            yield candidate
+
+
+def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: int) -> PlannedRun | None:
+    most, shape = epochs * wish.data.tokens.value, setting.shape
+    tokens = min(most, _tokens_in_time(wish, setting, pace))
+    # The step is sized for the run's length, which the speed of that step decides: once around is enough.
+    of_modern, of_gpt2 = recipe.tokens_per_step, partial(defaults.tokens_per_step, shape.parameters)
+    usual = of_modern(tokens) if shape.arch == "modern" else of_gpt2(tokens)
+    setting = _with_step(setting, min(usual, int(tokens / least_iters)))
+    tokens = min(most, _tokens_in_time(wish, setting, pace))
+    if tokens < 0.9 * least_iters * setting.tokens_per_step:
+        return None
+    expected = expected_loss(shape, tokens, wish.data, optimizer=setting.optimizer)
+    if expected is None:
+        return None
+    seconds = tokens / pace.speed(setting).tokens_per_s.value
+    return PlannedRun(setting, wish.data, tokens, seconds, nats_per_byte(expected))
+
+
+def _largest(wish: Wish, setting: Setting) -> Setting | None:
+    """The micro-batch from the list that is fastest among those that fit: speed only rises with it, so the largest."""
+    for micro_batch in MICRO_BATCHES:
+        changed = replace(setting, micro_batch=micro_batch)
+        if wish.gpu is None:
+            if changed.micro_tokens <= CPU_MICRO_TOKENS or micro_batch == 1:
+                return changed
+        # A proposal should fit even where the estimate is at its upper end.
+        elif _memory(wish, changed).device.high <= memory.usable_bytes(wish.gpu, wish.used_bytes):
+            return changed
+    return None
+
+
+def _memory(wish: Wish, setting: Setting) -> memory.Memory:
+    own = wish.calibrated
+    return memory_of(setting, own) if own is not None and own.knows(setting) else memory.predict(setting)
+
+
+def _tokens_in_time(wish: Wish, setting: Setting, pace: Pace) -> float:
+    """At the slow end of the speed's range, so that the hours are kept."""
+    return pace.speed(setting).tokens_per_s.low * wish.hours * 3600 * (1 - EVAL_TIME)
+
+
+def _with_step(setting: Setting, tokens_per_step: int) -> Setting:
+    """A micro-batch is never larger than the step: short runs on little data have small steps."""
+    rows = max(1, tokens_per_step // (setting.shape.block_size * setting.processes))
+    micro_batch = max(size for size in MICRO_BATCHES if size <= min(rows, setting.micro_batch))
+    accumulation = max(1, round(tokens_per_step / (micro_batch * setting.shape.block_size * setting.processes)))
+    return replace(setting, micro_batch=micro_batch, accumulation=accumulation)

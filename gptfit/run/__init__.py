@@ -1,1 +1,0 @@
-"""Everything that touches weights or a device."""

@@ -1,0 +1,81 @@
+"""Evaluation during training: the same windows every time, or nanoGPT's random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gptfit.config.keys import TrainConfig
+from gptfit.data.token_files import TokenFile
+from gptfit.plan.evaluation import eval_windows
+from gptfit.train.batches import Batch, Feed
+from gptfit.train.engine import Engine
+from gptfit.train.order import Ints
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Mean losses of both splits, and how many val tokens were looked at."""
+
+    train: float
+    val: float
+    eval_tokens: int
+
+
+class Evaluator:
+    """Looks at the same number of windows of each split, whatever the micro-batch is by now."""
+
+    def __init__(
+        self, config: TrainConfig, feeds: dict[str, Feed], files: dict[str, TokenFile], engine: Engine
+    ) -> None:
+        self._config, self._feeds, self._files, self._engine = config, feeds, files, engine
+
+    def losses(self, micro_batch: int, poll: Callable[[], None] | None = None) -> Losses:
+        """`poll` is called before each batch and may raise to stop."""
+        train = self._engine.mean_loss(self._batches("train", micro_batch, poll))
+        val = self._engine.mean_loss(self._batches("val", micro_batch, poll))
+        return Losses(train, val, self.eval_tokens)
+
+    @property
+    def eval_tokens(self) -> int:
+        if self._config.sampling == "random":
+            windows = self._config.eval_iters * self._config.batch_size * self._engine.processes.count
+        else:
+            windows = len(self._fixed_starts("val"))
+        return windows * self._config.block_size
+
+    def _batches(self, split: str, micro_batch: int, poll: Callable[[], None] | None) -> Iterator[Batch]:
+        feed = self._feeds[split]
+        for starts in self._starts(split, micro_batch):
+            if poll:
+                poll()
+            yield feed.to_device(feed.read(starts))
+
+    def _starts(self, split: str, micro_batch: int) -> Iterator[Ints]:
+        if self._config.sampling == "random":
+            yield from self._random_starts(split, micro_batch)
+            return
+        processes = self._engine.processes
+        mine = self._fixed_starts(split)[processes.rank :: processes.count]
+        for first in range(0, len(mine), micro_batch):
+            yield mine[first : first + micro_batch]
+
+    def _fixed_starts(self, split: str) -> Ints:
+        """Spread evenly over the whole file without overlap; all of a short file."""
+        block_size = self._config.block_size
+        available = (self._files[split].n_tokens - 1) // block_size
+        wanted = min(eval_windows(self._config, self._engine.processes.count), available)
+        # Every process needs a window, or it would have nothing to average.
+        wanted = max(wanted, self._engine.processes.count)
+        return np.arange(wanted, dtype=np.int64) * available // wanted * block_size
+
+    def _random_starts(self, split: str, micro_batch: int) -> Iterator[Ints]:
+        """One draw per batch of the config's size, as nanoGPT's estimate_loss draws from the training stream."""
+        choices = self._files[split].n_tokens - self._config.block_size
+        for _ in range(self._config.eval_iters):
+            drawn = torch.randint(choices, (self._config.batch_size,)).numpy()
+            for first in range(0, len(drawn), micro_batch):
+                yield drawn[first : first + micro_batch]

@@ -1,0 +1,118 @@
+"""One model in several processes: DDP around it, gradients exchanged once per update, and no peer left waiting."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gptfit.device.device import Device
+from gptfit.device.processes import Processes
+
+# Buffers are constants, which nobody needs to send; torch 2.13 calls that otherwise.
+_NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+DDP_OPTIONS: dict[str, Any] = {
+    "gradient_as_bucket_view": True,  # one memory for gradients and what is sent of them
+    "forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False,
+}
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+
+
+class MemoryRanOut(MemoryError):
+    """In one process at least; raised in all of them at the same place, so that all do the same about it."""
+
+
+class Alone:
+    """A single process: nothing to exchange."""
+
+    is_sharded = False
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def begin(self) -> None:
+        """A new update: nothing was exchanged for it yet."""
+
+    def forward(self, ids: Tensor, targets: Tensor, is_last: bool) -> Tensor:
+        return self._forward(ids, targets)
+
+    def give_up(self) -> None:
+        """This process cannot finish its share: take part, with nothing, in what the others are waiting for."""
+
+    def renew(self, forward: Forward) -> None:
+        """After an update was given up, by all processes together; the model may have been compiled anew."""
+        self._forward = forward
+
+    def forget_gradients(self, optimizer: Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=True)
+
+
+class Replicated(Alone):
+    """DDP: everyone has the whole model; gradients are averaged bucket by bucket while backward still runs."""
+
+    def __init__(self, forward: Forward, device: Device, processes: Processes) -> None:
+        assert isinstance(forward, nn.Module)
+        super().__init__(forward)
+        self._module, self._device, self._count = forward, device, processes.count
+        self._ddp = self._wrapped()
+        self._exchanges: list[torch.futures.Future[Any]] = []
+        self._has_met = False  # whether the forward pass before the exchange was begun
+
+    def begin(self) -> None:
+        self._exchanges, self._has_met = [], False
+
+    def forward(self, ids: Tensor, targets: Tensor, is_last: bool) -> Tensor:
+        self._has_met = is_last
+        self._ddp.require_backward_grad_sync = is_last
+        loss: Tensor = self._ddp(ids, targets)
+        return loss
+
+    def give_up(self) -> None:
+        """As torch's own join of uneven inputs does: the buckets still missing, as zeros, in DDP's order."""
+        if not self._has_met:
+            self._ddp.reducer._rebuild_buckets()  # the others do so in their forward if it is due
+        missing = self._ddp.reducer._get_zeros_like_grad_buckets()[len(self._exchanges) :]
+        for bucket in missing:
+            self._exchange(bucket)
+        for exchange in self._exchanges:
+            exchange.wait()
+
+    def renew(self, forward: Forward) -> None:
+        """A reducer that was left half-way cannot be used again."""
+        assert isinstance(forward, nn.Module)
+        self._module = forward
+        forward.zero_grad(set_to_none=True)  # they are views into what goes now
+        del self._ddp
+        self._ddp = self._wrapped()
+
+    def forget_gradients(self, optimizer: Optimizer) -> None:
+        """In place: gradients are views into DDP's buckets, and new ones would take their memory once more."""
+        optimizer.zero_grad(set_to_none=False)
+
+    def _wrapped(self) -> DistributedDataParallel:
+        ddp = DistributedDataParallel(
+            self._module,
+            device_ids=[self._device.torch_device.index] if self._device.kind == "cuda" else None,
+            **DDP_OPTIONS,
+        )
+        ddp.register_comm_hook(None, lambda _, bucket: self._exchange(bucket))
+        return ddp
+
+    def _exchange(self, bucket: Any) -> torch.futures.Future[Any]:
+        """The mean over all processes, as DDP does by itself; counted, so that `give_up` knows what is missing."""
+        buffer = bucket.buffer().div_(self._count)
+        exchange: torch.futures.Future[Any]
+        exchange = dist.all_reduce(buffer, async_op=True).get_future().then(lambda done: done.value()[0])
+        self._exchanges.append(exchange)
+        return exchange
+
+
+def make_parallel(forward: Forward, device: Device, processes: Processes) -> Alone:
+    return Alone(forward) if processes.is_alone else Replicated(forward, device, processes)

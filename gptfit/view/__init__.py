@@ -1,1 +1,0 @@
-"""Reads run logs; writes what a person looks at."""

@@ -1,0 +1,195 @@
+"""A checkpoint or model folder changed in one place: used, or refused in one line, within its own size in memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gptfit.checkpoint.format import LAST, Checkpoint, load_checkpoint, load_weights
+from gptfit.checkpoint.hf_folder import read_hf_folder
+from gptfit.config.keys import TrainConfig
+from gptfit.errors import GptfitError
+from gptfit.model.base import LanguageModel
+from gptfit.model.build import build_model
+from gptfit.train.train import train
+from tests.test_mutated_files import ODD_VALUES, changed, either_way, places
+
+MakeConfig = Callable[..., TrainConfig]
+TRIES = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+FEW = settings(TRIES, max_examples=4)
+HANG_SECONDS = 60  # nothing here takes a second; a hang is a hang
+ODD_TENSORS = (
+    torch.zeros(1),
+    torch.zeros(0),
+    torch.zeros((), dtype=torch.int64),
+    torch.zeros(1).expand(10**7, 1000),  # forty gigabytes by its word, four bytes in the file
+    torch.full((2, 2), float("nan")),
+    torch.zeros(3, 3).to_sparse(),
+    torch.zeros(2, dtype=torch.complex64),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A real checkpoint of each sampler and optimizer, as torch.load gives it."""
+    import numpy as np
+
+    folder = tmp_path_factory.mktemp("made")
+    ids = (np.arange(3000) * 7 % 65).astype(np.uint16)
+    ids.tofile(folder / "train.bin")
+    ids[:600].tofile(folder / "val.bin")
+    from tests.small_runs import SMALL
+
+    common = {**SMALL, "dataset": str(folder), "max_iters": 2, "n_layer": 1, "eval_interval": 2, "vocab_size": 65}
+    found = {}
+    for name, keys in {"epoch": {}, "random": {"sampling": "random"}, "muon": {"optimizer": "muon"}}.items():
+        out = folder / name
+        train(TrainConfig(**{**common, "out_dir": str(out), **keys}))
+        found[name] = torch.load(out / LAST, weights_only=True)
+    found["config"] = common
+    return found
+
+
+@contextmanager
+def no_hang() -> Iterator[None]:
+    if sys.platform == "win32":
+        yield
+        return
+
+    def hangs(*_: object) -> None:
+        raise AssertionError("hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(HANG_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Half a gigabyte more than now: a file of kilobytes must never ask for more."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**29, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def load_model(path: Path) -> tuple[LanguageModel, Checkpoint]:
+    checkpoint = load_checkpoint(path)
+    model = build_model(checkpoint.shape)
+    load_weights(model, checkpoint)
+    return model, checkpoint
+
+
+def read_all(path: Path) -> None:
+    with no_hang(), bounded_memory():
+        try:
+            model, checkpoint = load_model(path)
+            assert checkpoint.shape.n_weights <= path.stat().st_size
+            del model
+        except GptfitError as error:
+            assert "allocate" not in str(error), "it was refused only because the memory ran out"
+            raise
+
+
+@TRIES
+@given(data=st.data())
+def test_a_changed_checkpoint_is_opened_or_refused(made: dict[str, Any], tmp_path: Path, data: st.DataObject) -> None:
+    whole = made[data.draw(st.sampled_from(["epoch", "random", "muon"]))]
+    place = data.draw(st.sampled_from(list(places(whole))))
+    odd = data.draw(st.sampled_from((*ODD_VALUES, *ODD_TENSORS)))
+    torch.save(changed(whole, place, odd, data.draw(st.sampled_from(["replace", "remove", "rename"]))), tmp_path / LAST)
+    either_way(lambda: read_all(tmp_path / LAST))
+
+
+@FEW
+@given(data=st.data())
+def test_a_changed_checkpoint_is_resumed_or_refused(made: dict[str, Any], tmp_path: Path, data: st.DataObject) -> None:
+    """What the loop needs of it: optimizer, progress, config and random streams."""
+    name = data.draw(st.sampled_from(["epoch", "random", "muon"]))
+    whole = made[name]
+    inside = [place for place in places(whole) if place and place[0] in ("optimizer", "gptfit", "config", "iter_num")]
+    odd = data.draw(st.sampled_from((*ODD_VALUES, *ODD_TENSORS)))
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    torch.save(changed(whole, data.draw(st.sampled_from(inside)), odd, "replace"), out / LAST)
+    keys = {"epoch": {}, "random": {"sampling": "random"}, "muon": {"optimizer": "muon"}}[name]
+    config = TrainConfig(**{**made["config"], **keys, "out_dir": str(out), "init_from": "resume", "max_iters": 3})
+
+    def resume() -> None:
+        with no_hang():
+            train(config)
+
+    either_way(resume)
+
+
+@pytest.mark.parametrize("key", ["n_layer", "n_embd", "vocab_size", "block_size", "n_head"])
+def test_a_size_beyond_the_file_is_refused_before_anything_is_built(
+    made: dict[str, Any], tmp_path: Path, key: str
+) -> None:
+    for size in (10**6, 10**9, -1, 0, "12", None, 2.5, True):
+        saved = copy.deepcopy(made["epoch"])
+        saved["model_args"][key] = size
+        torch.save(saved, tmp_path / LAST)
+        with no_hang(), bounded_memory(), pytest.raises(GptfitError) as caught:
+            load_model(tmp_path / LAST)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_model_folder_with_a_million_layers_does_not_hang(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"wte.weight": torch.zeros(65, 32)}, tmp_path / "model.safetensors")
+    good = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 65}
+    generator = random.Random(0)
+    for _ in range(20):
+        config = changed(good, (generator.choice(list(good)),), generator.choice((*ODD_VALUES, 10**6)), "replace")
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with no_hang(), bounded_memory(), pytest.raises(GptfitError):
+            open_folder(tmp_path)
+
+
+def open_folder(folder: Path) -> None:
+    checkpoint, _ = read_hf_folder(folder)
+    with torch.device("meta"):
+        model = build_model(checkpoint.shape, dropout=0.0)
+    load_weights(model, checkpoint)
+
+
+def test_what_nanogpt_reads_is_still_what_we_write(made: dict[str, Any]) -> None:
+    """Its train.py and sample.py use these keys; the checksums stand beside them in the archive."""
+    assert {"model", "optimizer", "model_args", "iter_num", "best_val_loss", "config"} <= set(made["epoch"])
+
+
+def test_sums_that_a_writer_left_out_are_no_damage(made: dict[str, Any], tmp_path: Path) -> None:
+    """torch.serialization.set_crc32_options(False) writes other numbers there, for every part."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(made["epoch"], tmp_path / LAST)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert load_checkpoint(tmp_path / LAST).iter_num == 2

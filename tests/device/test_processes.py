@@ -1,0 +1,73 @@
+"""Two processes under torchrun's environment train as one would."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gptfit.checkpoint.format import load_checkpoint
+from gptfit.config.keys import TrainConfig
+from gptfit.device.processes import Processes
+from gptfit.errors import ConfigError
+from gptfit.logs.runlog import read_run
+from gptfit.train.setup import check_processes
+from gptfit.train.train import train
+from tests.small_runs import start_gptfit
+
+MakeConfig = Callable[..., TrainConfig]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def train_with_two(config: TrainConfig) -> list[str]:
+    """What torchrun --nproc_per_node=2 does, without its waiting times."""
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
+    ranks = [start_gptfit(config, env={**common, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+    outputs = [process.communicate(timeout=180) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    return [output for output, _ in outputs]
+
+
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_two_processes_take_the_steps_of_one_and_resume(
+    small_config: MakeConfig, tmp_path: Path, sampling: str
+) -> None:
+    common: dict[str, Any] = {"gradient_accumulation_steps": 4, "sampling": sampling, "max_iters": 6}
+    alone, two = tmp_path / "alone", tmp_path / "two"
+    outputs = train_with_two(small_config(out_dir=str(two), **common))
+    assert outputs[0].count("iter ") == 6
+    assert outputs[1] == ""
+    assert [step.step for step in read_run(two).steps] == list(range(6))
+    if sampling == "epoch":  # nanoGPT's random windows depend on the process by design
+        train(small_config(out_dir=str(alone), **common))
+        one, both = load_checkpoint(alone), load_checkpoint(two)
+        for name, tensor in one.model.items():
+            torch.testing.assert_close(both.model[name], tensor, rtol=1e-4, atol=1e-5)
+        assert both.best_val_loss == pytest.approx(one.best_val_loss, rel=1e-4)
+    else:
+        train_with_two(small_config(out_dir=str(two), init_from="resume", **{**common, "max_iters": 8}))
+        assert load_checkpoint(two).iter_num == 8
+
+
+@pytest.mark.slow
+def test_two_compiling_processes_take_the_steps_of_one(small_config: MakeConfig, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"gradient_accumulation_steps": 4, "max_iters": 4, "arch": "modern"}
+    two = tmp_path / "two"
+    assert "compiled in" in train_with_two(small_config(out_dir=str(two), compile=True, **common))[0]
+    train(small_config(out_dir=str(tmp_path / "alone"), **common))
+    one, both = load_checkpoint(tmp_path / "alone"), load_checkpoint(two)
+    assert both.best_val_loss == pytest.approx(one.best_val_loss, rel=1e-3)
+
+
+def test_accumulation_must_divide_among_the_processes(small_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps 3 is not divisible by the 2 processes"):
+        check_processes(small_config(gradient_accumulation_steps=3), Processes(0, 2, 0))

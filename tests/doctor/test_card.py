@@ -1,0 +1,122 @@
+"""`gptfit doctor --card`: real checks in processes of their own, what is skipped and why, and the file to send."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gptfit import measured
+from gptfit.cli import main
+from gptfit.config.keys import TrainConfig
+from gptfit.device.device import Device, find_device
+from gptfit.doctor import card, card_checks, card_memory, card_numbers, card_runs
+from gptfit.doctor.calibrate import measure_pieces
+from gptfit.doctor.card import CardReport, examine_card
+from gptfit.doctor.pieces import saved_bytes
+from gptfit.errors import DeviceError
+from gptfit.plan.calibration import newest
+from gptfit.shape import ModelShape
+
+CPU = TrainConfig(device="cpu", dtype="float32", compile=False)
+
+
+@pytest.fixture
+def cpu() -> Device:
+    return find_device(CPU)
+
+
+def some_checks(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def refuse(*_: object) -> None:
+        raise DeviceError("not calibrated here")
+
+    monkeypatch.setattr(card, "ALL", tuple(check for check in card_checks.ALL if check.name in names))
+    monkeypatch.setattr(card, "calibrate", refuse)
+
+
+def test_each_check_runs_in_a_process_of_its_own_and_the_rest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    some_checks(monkeypatch, "muon", "spilling", "float16 scale")
+    report = examine_card(CPU)
+    found = {line.check: line.verdict for line in report.lines}
+    assert found["muon"].level == "ok"
+    assert found["spilling"].level == found["float16 scale"].level == "skipped"
+    assert "CPU" in found["spilling"].text
+    assert found["calibration"].level == "error"
+    assert report.has_error
+    assert json.loads(json.dumps(report.as_json()))["checks"][0]["check"] in found
+
+
+def test_a_check_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = card_checks.Check("growth", card_memory.growth, limit_s=0.5)
+    monkeypatch.setattr(card, "ALL", (slow,))
+    monkeypatch.setattr(card, "calibrate", lambda *_: (_ for _ in ()).throw(DeviceError("no")))
+    line = next(line for line in examine_card(CPU).lines if line.check == "growth")
+    assert line.verdict.level == "error"
+    assert "time limit" in line.verdict.text
+
+
+def test_the_numbers_of_this_cpu_are_right(cpu: Device) -> None:
+    for check in (card_numbers.loss_and_gradients, card_numbers.sampling, card_numbers.attention, card_runs.batches):
+        assert check(cpu).level == "ok", check(cpu)
+
+
+def test_a_wrong_gradient_is_a_problem(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = card_numbers.token_loss
+    monkeypatch.setattr(card_numbers, "token_loss", lambda *a, **k: real(*a, **k) * (1.01 if a[3] else 1.0))
+    assert card_numbers.loss_and_gradients(cpu).level == "error"
+
+
+def test_batches_that_are_overwritten_before_they_are_read_are_a_problem(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "put", lambda self, tensor: tensor + 1)
+    assert card_runs.batches(cpu).level == "error"
+
+
+def test_a_resumed_run_that_differs_is_a_problem(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert card_runs.resume(cpu).level == "ok"
+    original = card_runs.load_checkpoint
+
+    def nudged(folder: Path) -> object:
+        found = original(folder)
+        if folder.name == "halves":
+            next(iter(found.model.values())).add_(1e-3)
+        return found
+
+    monkeypatch.setattr(card_runs, "load_checkpoint", nudged)
+    assert card_runs.resume(cpu).level == "error"
+
+
+def test_what_is_kept_for_backward_is_counted_once_and_without_the_weights() -> None:
+    weight = torch.nn.Parameter(torch.randn(32, 16))
+    x = torch.randn(8, 16, requires_grad=True)
+    y = torch.nn.functional.gelu(x @ weight.t())  # keeps x, the weight, and the product
+    assert saved_bytes(y, [weight]) == 4 * (8 * 16 + 8 * 32)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_of_it_on_this_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes what applies, leaves card.json and a calibration that `plan --gpu here` finds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPTFIT_CACHE", str(tmp_path / "cache"))
+    reports: list[CardReport] = []
+    real = card.examine_card
+    monkeypatch.setattr(card, "examine_card", lambda *a: reports.append(real(*a)) or reports[-1])
+    main(["doctor", "--card", "--device=cpu"])
+    levels = {line.check: line.verdict.level for line in reports[0].lines}
+    assert set(levels) == {check.name for check in card_checks.ALL} | {card.CALIBRATION, card.PLAN}
+    assert [name for name, level in levels.items() if level == "error"] == []
+    assert json.loads((tmp_path / "card.json").read_text())["calibration"]["kind"] == "cpu"
+    assert newest(measured.read(), None) is not None
+
+
+@pytest.mark.slow
+def test_every_piece_is_timed_and_positive() -> None:
+    told: list[str] = []
+    found = measure_pieces(CPU, False, told.append)
+    assert found.knows(card.Setting(ModelShape(2, 2, 128, 64, 256), 1, dtype="float32", compile=False))
+    assert all(value > 0 for grid in found.grids.values() for value in grid.values)
+    assert found.saved_bytes["gpt2 float32 eager"] == pytest.approx(64, rel=0.05)

@@ -1,0 +1,320 @@
+"""Every file call of a command made to fail, one after another: what a trial is, how it is run and judged."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parents[1]
+TIMEOUT_SECONDS = 120  # a hang, not a measurement
+# Imported once by the process that trials are forked from.
+IMPORTS = ("plotly.graph_objects", "pyarrow.parquet", "torch._dynamo", "rich.progress")
+
+READS, FREES, SYNCS = 1, 2, 4
+OFF, COUNT, KILL_BEFORE, KILL_AFTER, TORN, FAIL, FAIL_FROM_HERE = range(7)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What becomes of the n-th call. `passes`: kinds of calls that still work after a fault for good."""
+
+    name: str
+    how: int
+    errno: int = 0
+    passes: int = 0
+    reads_too: bool = False  # whether it makes sense for a file that is opened to be read
+
+    def fits(self, call: Call) -> bool:
+        if self.how == TORN:
+            return call.what == "write"
+        if self.how == FAIL_FROM_HERE:
+            return not call.kind & self.passes
+        return self.reads_too or not call.kind & READS
+
+
+FAULTS = (
+    Fault("killed before", KILL_BEFORE),
+    Fault("killed after", KILL_AFTER),
+    Fault("killed in the middle of a write", TORN),
+    Fault("ENOSPC", FAIL, errno.ENOSPC),
+    Fault("EIO", FAIL, errno.EIO, reads_too=True),
+    Fault("EROFS", FAIL, errno.EROFS),
+    Fault("EACCES", FAIL, errno.EACCES, reads_too=True),
+    Fault("full from here on", FAIL_FROM_HERE, errno.ENOSPC, READS | FREES),
+    Fault("read-only from here on", FAIL_FROM_HERE, errno.EROFS, READS | SYNCS),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One file call of a command, as the library saw it."""
+
+    kind: int
+    what: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command under test. `again` is what a person types after it went wrong; `state` is what must come out equal."""
+
+    name: str
+    argv: Callable[[Path], list[str]]
+    prepare: Callable[[Path, Server], None]
+    state: Callable[[Path], Any]
+    again: Callable[[Path], list[str]] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # module constants, to make a command short
+    # What may be missing after a disk refused something (never after a kill): copies given up to make room.
+    spare: str = "(?!)"
+
+
+@dataclass
+class Finding:
+    """A trial that did not end as promised."""
+
+    command: str
+    n: int
+    call: Call
+    fault: str
+    what: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.command}: call {self.n} ({self.call.what} {self.call.path}) {self.fault}: {self.what}\n    {self.detail}"
+
+
+@dataclass
+class Tally:
+    """What the trials of one command showed."""
+
+    command: str
+    calls: list[Call] = field(default_factory=list)
+    trials: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def line(self) -> str:
+        kinds = Counter(finding.what for finding in self.findings)
+        wrong = len(self.findings) - kinds["traceback"]
+        return f"{self.command}: {len(self.calls)} calls, {self.trials} trials, {wrong} wrong, {kinds['traceback']} tracebacks"
+
+
+class Server:
+    """The process that forks a child per command."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(build_library(scratch)),
+            "PYTHONPATH": str(REPO),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAYON_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "server.py"), *IMPORTS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what libraries say while they are imported; children have their own
+            text=True,
+            env=environment,
+        )
+        assert json.loads(self._read())["ready"]
+
+    def _read(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
+
+    def run(
+        self,
+        argv: list[str],
+        folder: Path,
+        n: int = 0,
+        fault: Fault | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> Ended:
+        """One command in a child, with the fault at its n-th call below `folder`; without one the calls are counted."""
+        out, err, record = (self.scratch / name for name in ("stdout", "stderr", "calls"))
+        order = {
+            "argv": argv,
+            "folder": str(folder),
+            "n": n,
+            "how": fault.how if fault else COUNT,
+            "errno": fault.errno if fault else 0,
+            "passes": fault.passes if fault else 0,
+            "record": "" if fault else str(record),
+            "stdout": str(out),
+            "stderr": str(err),
+            "timeout": TIMEOUT_SECONDS,
+            "settings": settings or {},
+            "env": {"GPTFIT_CACHE": str(folder / "cache"), "COLUMNS": "120"},
+        }
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        code = json.loads(self._read())["code"]
+        calls = [] if fault else [_call(line) for line in record.read_text(encoding="utf-8").splitlines()]
+        return Ended(code, out.read_text(encoding="utf-8", errors="replace"), err.read_text(errors="replace"), calls)
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+        assert self._process.stdout
+        self._process.stdout.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int | str
+    out: str
+    err: str
+    calls: list[Call]
+
+
+def _call(line: str) -> Call:
+    kind, what, path = line.split(" ", 2)
+    return Call(int(kind), what, path)
+
+
+def build_library(scratch: Path) -> Path:
+    """The preloaded library, compiled here."""
+    library = scratch / "faultlib.so"
+    words = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "faultlib.c"), "-ldl"]
+    subprocess.run(words, check=True)
+    return library
+
+
+def can_run() -> bool:
+    return sys.platform == "linux" and shutil.which("cc") is not None
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """In memory where there is such a place: thousands of fsyncs cost nothing there."""
+    shm = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(prefix="gptfit-faults-", dir=shm if shm.is_dir() else None)
+
+
+def try_every_call(
+    command: Command, server: Server, choose: Callable[[int, Fault], bool] = lambda n, fault: True
+) -> Tally:
+    """All trials of a command that `choose` wants: the n-th call with that fault."""
+    template, folder = server.scratch / f"{command.name} template", server.scratch / "trial"
+    shutil.rmtree(template, ignore_errors=True)
+    _fresh(folder, None)
+    command.prepare(folder, server)
+    shutil.move(folder, template)
+    tally = Tally(command.name)
+    _fresh(folder, template)
+    undisturbed = server.run(command.argv(folder), folder, settings=command.settings)
+    assert undisturbed.code == 0, f"{command.name} undisturbed: {undisturbed}"
+    tally.calls, expected = undisturbed.calls, command.state(folder)
+    for n, fault in _trials(tally.calls, choose):
+        _fresh(folder, template)
+        tally.trials += 1
+        tally.findings += _try(command, server, folder, n, tally.calls[n - 1], fault, expected)
+    shutil.rmtree(template)
+    return tally
+
+
+def _trials(calls: list[Call], choose: Callable[[int, Fault], bool]) -> Iterator[tuple[int, Fault]]:
+    for n, call in enumerate(calls, 1):
+        if _is_like_its_neighbours(calls, n - 1):
+            continue
+        for fault in FAULTS:
+            if fault.fits(call) and choose(n, fault):
+                yield n, fault
+
+
+def _is_like_its_neighbours(calls: list[Call], i: int) -> bool:
+    """Inside a row of writes of one temporary file, after its third: a checkpoint is dozens of them, all alike."""
+    row = calls[max(0, i - 3) : i + 2]
+    return calls[i].path.endswith(".tmp") and len(row) == 5 and all(call == calls[i] for call in row)
+
+
+def _fresh(folder: Path, template: Path | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if template is None:
+        folder.mkdir()
+    else:
+        shutil.copytree(template, folder, symlinks=True)
+
+
+def _try(
+    command: Command, server: Server, folder: Path, n: int, call: Call, fault: Fault, expected: Any
+) -> Iterator[Finding]:
+    """The command with the fault, then again with the disk mended."""
+    ended = server.run(command.argv(folder), folder, n, fault, command.settings)
+
+    def finding(what: str, detail: str) -> Finding:
+        return Finding(command.name, n, call, fault.name, what, detail)
+
+    if problem := _bad_ending(ended, killed_expected=fault.how in (KILL_BEFORE, KILL_AFTER, TORN)):
+        yield finding(*problem)
+    argv = (command.again or command.argv)(folder)
+    again = server.run(argv, folder, settings=command.settings)
+    if again.code != 0:
+        yield finding("traceback" if "Traceback" in again.err else "again fails", f"{again.code}: {again.err[-1500:]}")
+        return
+    found = command.state(folder)
+    if fault.how in (FAIL, FAIL_FROM_HERE):
+        expected = without_spare(expected, found, command.spare)
+    if found != expected:
+        yield finding("other result", difference(found, expected) + f" | first ended {ended.code}: {ended.err[-300:]}")
+
+
+def _bad_ending(ended: Ended, killed_expected: bool) -> tuple[str, str] | None:
+    """What is wrong with how a command ended: anything but done, or one line and exit code 1, or the kill itself."""
+    if "Traceback" in ended.err or "Traceback" in ended.out:
+        return "traceback", ended.err[-1500:]
+    if ended.code == "hangs":
+        return "hangs", ended.err[-500:]
+    if ended.code == -9 and killed_expected:
+        return None
+    if ended.code == 0:
+        return None
+    lines = ended.err.strip().splitlines()  # some verbs tell what they do on stderr before
+    said = [line for line in lines if line.startswith("gptfit: ")]
+    if ended.code != 1 or len(said) != 1 or lines[-1] != said[0]:
+        return "not one line", f"exit {ended.code}: {ended.err[-800:]}"
+    return None
+
+
+def without_spare(expected: Any, found: Any, spare: str) -> Any:
+    """What is expected, less the copies that were given up."""
+    if not isinstance(expected, dict):
+        return expected
+    given_up = {key for key in expected if re.fullmatch(spare, key) and key not in found}
+    return {key: value for key, value in expected.items() if key not in given_up}
+
+
+def difference(found: Any, expected: Any, where: str = "") -> str:
+    """The first place where two states differ, for a person."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted(set(found) | set(expected), key=str):
+            if key not in found or key not in expected:
+                return f"{where}{key} is {'missing' if key not in found else 'left over'}"
+            if found[key] != expected[key]:
+                return difference(found[key], expected[key], f"{where}{key}: ")
+    return f"{where}{str(found)[:300]} instead of {str(expected)[:300]}"

@@ -1,0 +1,117 @@
+"""The process that trials are forked from: everything heavy is imported once, then one child per command.
+
+Reads one JSON order per line from stdin, answers with one JSON line each. Started with the fault library preloaded;
+the child arms it and runs `gptfit.cli.main`, so that a trial costs a fork and not an import of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+POLL_SECONDS = 0.002
+
+
+def main() -> None:
+    _import_everything()
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_obey(json.loads(line))), flush=True)
+
+
+def _import_everything() -> None:
+    """All of gptfit and what it imports late, so that no child pays for it."""
+    import gptfit
+
+    for module in pkgutil.walk_packages(gptfit.__path__, "gptfit."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # an extra that is not installed
+                importlib.import_module(module.name)
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    import torch
+
+    from gptfit.data.tokenizer import load_tokenizer
+
+    load_tokenizer("gpt2")  # kept in memory, and a second's work
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+    gc.collect()
+    gc.freeze()
+
+
+def _obey(order: dict[str, Any]) -> dict[str, Any]:
+    child = os.fork()
+    if child == 0:
+        _be_the_command(order)
+    deadline = time.monotonic() + order["timeout"]
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return {"code": os.waitstatus_to_exitcode(status)}
+        time.sleep(POLL_SECONDS)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {"code": "hangs"}
+
+
+def _be_the_command(order: dict[str, Any]) -> None:
+    code = 1
+    try:
+        os.setsid()
+        os.environ.update(order["env"])
+        for name, descriptor in (("/dev/null", 0), (order["stdout"], 1), (order["stderr"], 2)):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC * (descriptor > 0)), descriptor)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+        for place, value in order["settings"].items():
+            module, _, constant = place.rpartition(".")
+            setattr(importlib.import_module(module), constant, value)
+        record = os.open(order["record"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if order["record"] else -1
+        _arm(order, record)
+        code = _run(order["argv"])
+        sys.stdout.flush()
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:  # noqa: BLE001 - as python itself would show it
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """gptfit's own command line; or a script, for the harness to be tested with."""
+    if words[0] == "run-script":
+        sys.argv = words[1:]
+        runpy.run_path(words[1], run_name="__main__")
+        return 0
+    from gptfit.cli import main as gptfit
+
+    return gptfit(words)
+
+
+def _arm(order: dict[str, Any], record: int) -> None:
+    library = ctypes.CDLL(None)  # preloaded, so it is in the process already
+    library.fault_arm(
+        ctypes.c_long(order["n"]),
+        ctypes.c_int(order["how"]),
+        ctypes.c_int(order["errno"]),
+        ctypes.c_int(order["passes"]),
+        order["folder"].encode(),
+        ctypes.c_int(record),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""A plan from this device's own costs: interpolated, added up, kept in the cache, and used before a data sheet."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gptfit import measured
+from gptfit.cli import main
+from gptfit.config.keys import TrainConfig
+from gptfit.estimate import Estimate
+from gptfit.gpus import find
+from gptfit.plan import memory, speed
+from gptfit.plan.calibration import (
+    HEAP,
+    Calibration,
+    as_gpu,
+    calibration_from_json,
+    memory_of,
+    newest,
+    process_bytes,
+    record_of,
+    step_parts,
+)
+from gptfit.plan.grid import Grid, grid_from_json, grid_of
+from gptfit.plan.propose import Wish, propose
+from gptfit.plan.result import DataFacts
+from gptfit.plan.setting import Setting
+from gptfit.shape import ModelShape
+from gptfit.tune.space import make_space
+from gptfit.tune.trials import Machine
+from gptfit.units import GIB
+
+SHAPE = ModelShape(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=1024)
+FREE = int(1.55 * GIB)
+SETTING = Setting(SHAPE, micro_batch=8, accumulation=4, dtype="float32", compile=False)
+
+
+def made(device: str = "AMD EPYC, 2 threads", kind: str = "cpu", rate: float = 1e-11, time: float = 1.0) -> Calibration:
+    """A device whose costs are the same at every size, so that sums can be checked by hand."""
+    grids: dict[str, Grid] = {"lookup": _flat(1e-9, 1), "update": _flat(2e-9, 1)}
+    for dtype in ("float32", "bfloat16"):
+        grids |= {f"products {dtype}": _flat(rate, 2), f"attention {dtype}": _flat(2e-10, 2)}
+        grids |= {f"weights {dtype}": _flat(5e-10, 1), f"orthogonal {dtype}": _flat(1e-8, 1)}
+        grids |= {f"head {dtype} {part}": _flat(1e-10, 3) for part in ("whole", "chunked")}
+        for arch, way in itertools.product(("gpt2", "modern"), ("eager", "compiled")):
+            grids[f"rest {arch} {dtype} {way}"] = _flat(3e-8, 1)
+    saved = {name.removeprefix("rest "): 64.0 for name in grids if name.startswith("rest")}
+    context = {"eager": 2.5e8, "compiled": 7e8}
+    return Calibration(device, "2.13", grids, kind, saved, context, 0.001, 0.002, 2.0e10, time)
+
+
+def _flat(value: float, axes: int) -> Grid:
+    return Grid(((1.0, 1e9),) * axes, (value,) * 2**axes)
+
+
+def test_a_grid_is_exact_at_its_places_and_straight_in_logarithms_between() -> None:
+    grid = grid_of({(x, y): x * y**2 for x in (1.0, 4.0, 16.0) for y in (2.0, 8.0)})
+    assert grid.at(4.0, 8.0) == pytest.approx(256.0)
+    assert grid.at(2.0, 4.0) == pytest.approx(32.0)  # a power law is reproduced everywhere
+    assert grid.at(0.1, 2.0) == pytest.approx(4.0)  # outside: the edge
+    assert grid.at(100.0, 100.0) == pytest.approx(16 * 64)
+    assert grid_from_json(json.loads(json.dumps(grid.as_json()))) == grid
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"axes": [[1, 2]], "values": [1]},
+        {"axes": [[2, 1]], "values": [1, 1]},
+        {"axes": [[1, 2]], "values": [1, -1]},
+        {"axes": [[1, 2]], "values": [1, "x"]},
+        {"axes": [[]], "values": []},
+    ],
+)
+def test_what_is_no_grid_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        grid_from_json(broken)
+
+
+def test_a_step_is_the_sum_of_its_pieces() -> None:
+    n, c, layers = 2048, 256, 4
+    parts = step_parts(SETTING, made())
+    assert parts["matmul"] == pytest.approx(4 * 72 * n * c**2 * layers * 1e-11)
+    assert parts["attention"] == pytest.approx(4 * n * c * 256 * layers * 2e-10)
+    assert parts["head and loss"] == pytest.approx(4 * n * c * 1024 * 1e-10)
+    assert parts["launches"] == pytest.approx(4 * 0.001)
+    assert parts["update"] == pytest.approx(SHAPE.n_weights * 2e-9)
+    again = step_parts(replace(SETTING, checkpoint_activations=True), made())
+    assert again["matmul"] == pytest.approx(parts["matmul"] * 4 / 3)
+    muon = step_parts(replace(SETTING, optimizer="muon"), made())
+    assert muon["update"] > parts["update"]
+
+
+def test_memory_of_a_cpu_is_the_process_and_what_lives_at_the_loss() -> None:
+    parts, heap = memory_of(SETTING, made()).parts, HEAP["eager"]
+    assert parts["workspace"] == 2.5e8
+    assert parts["activations"] == pytest.approx((64 * 4 * heap.activations + 4 * heap.passing) * 2048 * 256)
+    assert process_bytes(SETTING, made()) == pytest.approx(sum(parts.values()))
+    compiled = memory_of(replace(SETTING, compile=True), made()).parts
+    assert compiled["workspace"] == 7e8
+    assert compiled["activations"] < parts["activations"], "compiled blocks have fewer passing tensors"
+
+
+def test_a_cards_memory_takes_its_own_context_and_keeps_the_rest() -> None:
+    card = made("NVIDIA GeForce RTX 4070", "cuda")
+    setting = replace(SETTING, dtype="bfloat16", compile=True)
+    difference = memory_of(setting, card).device.value - memory.predict(setting).device.value
+    assert difference == pytest.approx(7e8 - memory.FITTED.context_bytes)
+
+
+def test_a_calibrated_card_is_planned_by_its_own_costs_and_in_a_narrower_range() -> None:
+    gpu = find("RTX 4070")
+    by_sheet, own = speed.predict(SETTING, gpu), speed.predict(SETTING, gpu, calibrated=made("x", "cuda"))
+    assert by_sheet is not None
+    assert own is not None
+    assert own.tokens_per_s.basis == "calibrated"
+    width = own.tokens_per_s.high / own.tokens_per_s.low
+    assert width < by_sheet.tokens_per_s.high / by_sheet.tokens_per_s.low
+    odd = replace(SETTING, shape=replace(SHAPE, arch="modern", norm="layer"))
+    fallen_back = speed.predict(odd, gpu, calibrated=made("x", "cuda"))
+    assert fallen_back is not None
+    assert fallen_back.tokens_per_s.basis == "fit", "an ingredient that was not timed"
+
+
+def test_the_newest_calibration_of_a_device_is_found_and_a_broken_one_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "measured.jsonl"
+    slow, fast = made(rate=2e-11, time=1.0), made(rate=1e-11, time=2.0)
+    other = made("NVIDIA GeForce RTX 4070", "cuda", time=9.0)
+    measured.append([record_of(fast), record_of(slow), record_of(other)], path)
+    broken = record_of(fast)
+    broken.values["grids"] = {"products float32": {"axes": [[1]], "values": [-1]}}
+    measured.append([replace(broken, time=99.0)], path)
+    known = measured.read(path)
+    assert newest(known, None) == fast
+    assert newest(known, "NVIDIA GeForce RTX 4070") == other
+    assert newest(known, "another card") is None
+    assert calibration_from_json(json.loads(json.dumps(fast.as_json()))) == fast
+
+
+def test_plan_gpu_here_uses_the_calibration_of_this_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPTFIT_CACHE", str(tmp_path))
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    words = ["plan", "--gpu=here", "--n_layer=4", "--n_head=4", "--n_embd=256", "--block_size=256", "--vocab_size=1024"]
+    words += ["--batch_size=8", "--gradient_accumulation_steps=4", "--dtype=float32", "--compile=False", "--json"]
+    measured.append([record_of(made())])
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    seconds = sum(step_parts(SETTING, made()).values())
+    assert answer["tokens_per_s"]["basis"] == "calibrated"
+    assert answer["tokens_per_s"]["value"] == pytest.approx(SETTING.tokens_per_step / seconds)
+    assert answer["memory"]["device_gib"]["basis"] == "calibrated"
+
+
+def test_a_proposal_for_a_calibrated_cpu_is_what_its_own_costs_allow() -> None:
+    data = DataFacts("mine", Estimate.exact(2e9), vocab_size=1024, tokenizer="gpt2")
+    wishes = []
+    for rate in (1e-11, 1e-12):
+        own = made(rate=rate)
+        wishes.append(Wish(as_gpu(own), 2.0, data, 1024, block_size=256, calibrated=own))
+    known = [measured.Measurements(devices=(record_of(wish.calibrated),)) for wish in wishes if wish.calibrated]
+    slow, fast = (propose(wish, here).choice.plan for wish, here in zip(wishes, known, strict=True))
+    assert slow.speed is not None
+    assert slow.speed.tokens_per_s.basis == "calibrated"
+    assert fast.shape.parameters > slow.shape.parameters, "a faster machine trains a larger model in the same time"
+
+
+def test_tune_begins_where_the_calibration_puts_the_largest_that_fits() -> None:
+    """A process holds more than what lives in it, which the plan of a card does not count."""
+    machine = Machine("AMD EPYC, 2 threads", "cpu", "float32", True, "2.13", 2, 2, FREE, FREE)
+    config = TrainConfig(n_layer=4, n_head=4, n_embd=256, block_size=256, batch_size=64, compile=False, dtype="float32")
+    own = made()
+    by_plan = make_space(config, SHAPE, machine).start
+    by_calibration = make_space(config, SHAPE, machine, calibrated=own).start
+    setting = replace(SETTING, micro_batch=by_calibration)
+    assert process_bytes(setting, own) <= 0.92 * FREE < process_bytes(replace(setting, micro_batch=by_plan), own)

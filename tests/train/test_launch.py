@@ -1,0 +1,103 @@
+"""`train --gpus` and torchrun: one line for bad input, a killed process is started again and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from gptfit.checkpoint.format import load_checkpoint
+from gptfit.cli import main
+from gptfit.config.keys import TrainConfig
+from tests.several import losses, train_together
+from tests.small_runs import REPO
+
+MakeConfig = Callable[..., TrainConfig]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+STARTS = {
+    "torchrun": [*TORCHRUN, "-m", "gptfit", "train"],
+    "--gpus": [sys.executable, "-m", "gptfit", "train", "--gpus=2"],
+}
+
+
+def words(config: TrainConfig) -> list[str]:
+    defaults = TrainConfig().as_dict()
+    return [f"--{key}={value}" for key, value in config.as_dict().items() if value != defaults[key]]
+
+
+def start(how: str, config: TrainConfig) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    command = [*STARTS[how], *words(config)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def worker(parent: int, rank: str) -> psutil.Process:
+    for child in psutil.Process(parent).children(recursive=True):
+        if child.environ().get("RANK") == rank:
+            return child
+    raise AssertionError(f"no process of rank {rank}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", list(STARTS))
+def test_a_killed_process_is_started_again_and_the_end_is_bit_equal(
+    small_config: MakeConfig, tmp_path: Path, how: str
+) -> None:
+    def config(name: str) -> TrainConfig:
+        return small_config(out_dir=str(tmp_path / name), max_iters=60, lr_decay_iters=60, eval_interval=10, seed=7)
+
+    train_together(2, config("whole"))
+    started = start(how, config("killed"))
+    while not (tmp_path / "killed" / "ckpt.pt").exists() and started.poll() is None:
+        time.sleep(0.02)
+    worker(started.pid, "1").send_signal(signal.SIGKILL)
+    output = started.communicate(timeout=300)
+    assert started.returncode == 0, output
+    assert f"resuming {tmp_path / 'killed' / 'ckpt.pt'} at step" in output[0]
+    whole, killed = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "killed")
+    assert killed.iter_num == 60
+    assert all(torch.equal(killed.model[name], tensor) for name, tensor in whole.model.items())
+    assert whole.optimizer is not None
+    assert killed.optimizer is not None
+    for number, state in whole.optimizer["state"].items():
+        assert all(torch.equal(killed.optimizer["state"][number][name], value) for name, value in state.items())
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_bad_input_of_several_processes_is_said_once(small_config: MakeConfig, tmp_path: Path) -> None:
+    started = start("--gpus", small_config(dataset=str(tmp_path / "nowhere")))
+    _, errors = started.communicate(timeout=300)
+    assert started.returncode == 1
+    assert errors.count("\n") == 1
+    assert errors.startswith(f"gptfit: {tmp_path / 'nowhere'}: no such data folder")
+
+
+def test_a_step_that_does_not_divide_is_refused_before_anything_starts(
+    small_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--gpus", "3", *words(small_config())]) == 1
+    assert "gradient_accumulation_steps 2 is not divisible by the 3 processes" in capsys.readouterr().err
+    assert main(["train", "--gpus", "-1"]) == 2
+
+
+def test_training_with_fsdp_is_refused_in_one_line(
+    small_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words(small_config(parallel="fsdp"))]) == 1
+    assert "parallel = 'fsdp' is only planned with so far, not trained; use parallel = 'ddp'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_twenty_runs_in_a_row_end_cleanly(small_config: MakeConfig, tmp_path: Path) -> None:
+    for number in range(20):
+        started = start("--gpus", small_config(out_dir=str(tmp_path / str(number)), max_iters=3, lr_decay_iters=3))
+        output, errors = started.communicate(timeout=120)
+        assert (started.returncode, errors) == (0, ""), (number, output)

@@ -1,0 +1,109 @@
+"""Every rung of the memory ladder, and every pair, trains as none does; running out of memory climbs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gptfit.checkpoint.format import load_checkpoint
+from gptfit.config.keys import TrainConfig
+from gptfit.device.device import Device, find_device
+from gptfit.errors import RunError
+from gptfit.logs.events import Eval, Event, Message
+from gptfit.plan import memory
+from gptfit.plan.ladder import RUNGS, Rung
+from gptfit.plan.resolve import Place, setting_of
+from gptfit.train import climb
+from gptfit.train.engine import Engine
+from gptfit.train.train import train
+
+MakeConfig = Callable[..., TrainConfig]
+PAIRS = [pair for pair in combinations(RUNGS, 2) if pair[0].key != pair[1].key]
+
+
+def val_losses(config: TrainConfig) -> list[float]:
+    events: list[Event] = []
+    train(config, events.append)
+    return [event.val_loss for event in events if isinstance(event, Eval)]
+
+
+GPT2: dict[str, Any] = {"arch": "gpt2"}
+MODERN: dict[str, Any] = {"arch": "modern", "optimizer": "muon"}
+CASES = [(recipe, (rung,)) for recipe in (GPT2, MODERN) for rung in RUNGS] + [(MODERN, pair) for pair in PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rungs"), CASES, ids=[f"{c[0]['arch']} {' '.join(r.words for r in c[1])}" for c in CASES]
+)
+def test_rungs_alone_and_in_pairs_train_as_none_does(
+    small_config: MakeConfig, tmp_path: Path, recipe: dict[str, Any], rungs: tuple[Rung, ...]
+) -> None:
+    plain = val_losses(small_config(out_dir=str(tmp_path / "plain"), max_iters=3, **recipe))
+    climbed = val_losses(small_config(max_iters=3, **recipe, **{rung.key: rung.value for rung in rungs}))
+    # Chunks add the same numbers in another order; 8-bit state and 16-bit gradients round.
+    bound = 1e-5 if all(rung.is_exact for rung in rungs) else 0.01
+    assert climbed == pytest.approx(plain, abs=bound)
+
+
+@pytest.mark.parametrize("saved", [{}, {"optimizer_state": "8bit"}, {"optimizer_device": "cpu"}], ids=str)
+@pytest.mark.parametrize("resumed", [{}, {"optimizer_state": "8bit", "checkpoint_activations": "wide"}], ids=str)
+def test_a_run_resumes_across_rungs_and_says_what_changed(
+    small_config: MakeConfig, tmp_path: Path, saved: dict[str, Any], resumed: dict[str, Any]
+) -> None:
+    whole = val_losses(small_config(out_dir=str(tmp_path / "whole"), **resumed))
+    train(small_config(max_iters=4, **saved))
+    events: list[Event] = []
+    train(small_config(init_from="resume", **resumed), events.append)
+    assert [event.val_loss for event in events if isinstance(event, Eval)][-1] == pytest.approx(whole[-1], abs=0.01)
+    told = " ".join(event.message for event in events if isinstance(event, Message) and event.kind == "resume")
+    changed = {**dict.fromkeys(saved), **resumed}
+    for key in ("optimizer_state",):
+        assert (f"{key}:" in told) == (key in changed and saved.get(key) != resumed.get(key))
+
+
+def test_running_out_of_memory_climbs_rung_by_rung_and_the_step_stays_the_same(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(small_config(out_dir=str(tmp_path / "whole"), batch_size=8, gradient_accumulation_steps=1))
+    monkeypatch.setattr(climb, "BUSY_TOKENS", 4 * 16)  # four rows of these small windows
+    original = Engine.forward_micro_step
+
+    def limited(self: Engine, batch: Any, is_last: bool) -> torch.Tensor:
+        if self.model.checkpoint_activations is not True or len(batch[0]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(self, batch, is_last)
+
+    monkeypatch.setattr(Engine, "forward_micro_step", limited)
+    events: list[Event] = []
+    result = train(small_config(batch_size=8, gradient_accumulation_steps=1, memory="auto"), events.append)
+    told = [event.message for event in events if isinstance(event, Message) and event.kind == "oom"]
+    assert "checkpoint_activations = 'wide'" in told[0]
+    assert "batch_size is now 4" in told[1]
+    assert "checkpoint_activations = True" in told[2]
+    assert result.micro_batch == 4
+    whole, climbed = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "out")
+    for name, tensor in whole.model.items():
+        torch.testing.assert_close(climbed.model[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_by_prediction_a_run_starts_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(n_layer=12, n_head=4, n_embd=256, batch_size=32, memory="auto", device="cpu", dtype="float32")
+    shape, device = config.shape(), find_device(config)
+    monkeypatch.setattr(Device, "held_bytes", lambda self: 0)
+    needed = memory.predict(setting_of(config, shape, Place("cpu", "float32"))).allocated.value
+    monkeypatch.setattr(Device, "free_memory_bytes", lambda self: int(needed / 3))
+    fitting, words = climb.config_that_fits(config, shape, device)
+    assert words is not None
+    assert "by prediction" in words
+    assert fitting.tokens_per_iter() == config.tokens_per_iter()
+    assert memory.predict(setting_of(fitting, shape, Place("cpu", "float32"))).allocated.value <= needed / 3
+    monkeypatch.setattr(Device, "free_memory_bytes", lambda self: 10**6)
+    with pytest.raises(RunError, match=r"memory = 'auto': .* missing with every measure"):
+        climb.config_that_fits(config, shape, device)
+    monkeypatch.setattr(Device, "free_memory_bytes", lambda self: 10**12)
+    assert climb.config_that_fits(config, shape, device) == (config, None)
