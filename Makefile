@@ -24,7 +24,7 @@ bench: $(VENV)/.installed-dev
 # The stamps make a re-run fast: pip runs again only when what to install has changed.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train]"
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt

@@ -14,6 +14,7 @@ from typing import NoReturn
 from gptfit import __version__
 from gptfit.errors import GptfitError, UsageError
 from gptfit.files import cannot_write, reason_of, remedy_of
+from gptfit.install import missing_library
 from gptfit.screen import let_go_of_stdout, make_streams_safe
 
 # The verbs in the order of the journey. The module of a verb is imported only when it is used.
@@ -52,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except GptfitError as error:
         return _fail(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        if (missing := missing_library(error)) is None:
+            raise
+        return _fail(str(missing), missing.exit_code)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     except BrokenPipeError:

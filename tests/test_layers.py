@@ -12,7 +12,20 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gptfit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-NOUNS = {"errors", "units", "estimate", "shape", "schedule", "gpus", "dataset", "files", "sane", "screen", "shares"}
+NOUNS = {
+    "errors",
+    "units",
+    "estimate",
+    "shape",
+    "schedule",
+    "gpus",
+    "dataset",
+    "files",
+    "install",
+    "sane",
+    "screen",
+    "shares",
+}
 # What each package may import besides itself and the nouns. `package.module` speaks for one module alone.
 MAY_IMPORT: dict[str, set[str]] = {
     **{noun: set() for noun in NOUNS},
