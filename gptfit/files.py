@@ -264,18 +264,30 @@ def append_text(path: Path, text: str) -> None:
 class FolderLock:
     """One writer per folder, on every system. The system drops the lock when the process ends, however it ends."""
 
-    def __init__(self, folder: Path, doing: str, instead: str, error: type[GptfitError] = RunError) -> None:
-        """`doing`: what the other process does there; `instead`: what a person can do."""
+    def __init__(
+        self,
+        folder: Path,
+        doing: str,
+        instead: str,
+        error: type[GptfitError] = RunError,
+        *,
+        part: str = "",
+        patience: float = 0.0,
+    ) -> None:
+        """`doing`: what the other process does there; `instead`: what a person can do.
+
+        `part`: lock only what has this name in the folder; `patience`: seconds to wait for the other process.
+        """
         import filelock
 
-        self._path = path = folder / LOCK
+        self._path = path = folder / f"{part}{LOCK}"
         self._lock: Any = filelock.FileLock(path, thread_local=False)
         try:
             with _naming(path):
-                self._lock.acquire(timeout=0)
+                self._lock.acquire(timeout=patience)
         except filelock.Timeout:
-            owner = _owner(path)
-            raise error(f"{folder}: {owner} is {doing} this folder; {instead}") from None
+            owner, what = _owner(path), part or "this folder"
+            raise error(f"{folder}: {owner} is {doing} {what}", fix=instead) from None
         with suppress(OSError):  # only so that the next one can be told who it is
             path.write_text(f"{os.getpid()}\n", encoding="ascii")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -103,26 +104,28 @@ class ModelShape:
     @property
     def n_weights(self) -> int:
         """Every trainable number, tied tensors once."""
-        return sum(w.size for w in self.weights())
+        return sum(self.sizes.values())
+
+    @property
+    def sizes(self) -> Counter[Kind]:
+        """Trainable numbers of each kind."""
+        return _sizes(self)
 
     @property
     def parameters(self) -> int:
         """nanoGPT's N: position embeddings not counted, the tied token embedding is (it is also the head)."""
-        return sum(w.size for w in self.weights() if w.kind != "position")
+        return self.n_weights - self.sizes["position"]
 
     @property
     def matmul_weights(self) -> int:
         """Weights that every token is multiplied with; a tied embedding counts, as the head."""
-        return sum(w.size for w in self.weights() if w.kind in ("matrix", "head")) + self._tied_head
+        tied_head = self.vocab_size * self.n_embd if self.is_tied else 0
+        return self.sizes["matrix"] + self.sizes["head"] + tied_head
 
     @property
     def is_tied(self) -> bool:
         """Whether the token embedding is also the head."""
-        return not any(w.kind == "head" for w in self.weights())
-
-    @property
-    def _tied_head(self) -> int:
-        return self.vocab_size * self.n_embd if self.is_tied else 0
+        return not self.sizes["head"]
 
     @property
     def tied_parameters(self) -> int:
@@ -130,14 +133,22 @@ class ModelShape:
 
         An untied embedding, and any further table, is a look-up; it costs nothing and is not counted.
         """
-        looked_up = {"table"} if self.is_tied else {"table", "embedding"}
-        return self.parameters - sum(w.size for w in self.weights() if w.kind in looked_up)
+        looked_up = self.sizes["table"] + (0 if self.is_tied else self.sizes["embedding"])
+        return self.parameters - looked_up
 
     @property
     def flops_per_token(self) -> int:
         """Training FLOPs per token as nanoGPT counts them: 6N + 12*L*C*T. PaLM (2022), appendix B."""
         attention = 12 * self.n_layer * self.n_embd * self.block_size
         return FLOPS_PER_WEIGHT * self.tied_parameters + attention
+
+
+@cache
+def _sizes(shape: ModelShape) -> Counter[Kind]:
+    sizes: Counter[Kind] = Counter()
+    for weight in shape.weights():
+        sizes[weight.kind] += weight.size
+    return sizes
 
 
 @cache

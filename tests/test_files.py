@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from gptfit.files import write_whole
+from gptfit.errors import DataError
+from gptfit.files import FolderLock, write_whole
 
 WRITER = """
 import sys
@@ -40,3 +42,13 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_whole(page, half)
     assert page.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [page]
+
+
+def test_parts_of_a_folder_are_locked_each_for_itself_and_a_patient_writer_gets_its_turn(tmp_path: Path) -> None:
+    first = FolderLock(tmp_path, "writing", "wait", part="shard 1")
+    with FolderLock(tmp_path, "preparing data in", "wait"), FolderLock(tmp_path, "writing", "wait", part="shard 2"):
+        with pytest.raises(DataError, match=r"process \d+ is writing shard 1; wait"):
+            FolderLock(tmp_path, "writing", "wait", DataError, part="shard 1", patience=0.1)
+        threading.Timer(0.2, first.release).start()
+        FolderLock(tmp_path, "writing", "wait", part="shard 1", patience=60).release()
+    assert not list(tmp_path.iterdir())

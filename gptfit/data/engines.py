@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from gptfit.data.shard import OnShardProgress, Shard, ShardOptions, write_shard
 from gptfit.data.tokenizer import Tokenizer, char_tokenizer, load_tokenizer
 from gptfit.data.work import Unit, shards
 from gptfit.errors import DataError
+from gptfit.files import FolderLock
 
 POLL_SECONDS = 1.0
 SHARDS_PER_WORKER = 4  # a slow machine does fewer of them, and a lost one loses less
@@ -184,24 +183,10 @@ def _write_in_task(
     return state, problems
 
 
-@contextmanager
-def _only_writer(journal: Path) -> Iterator[None]:
+def _only_writer(journal: Path) -> FolderLock:
     """Wait until the task of a killed driver, which may live a little longer, has let go of this shard."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with open(journal.with_suffix(".lock"), "w", encoding="ascii") as file:
-        for _ in range(int(LOCK_SECONDS / POLL_SECONDS)):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(POLL_SECONDS)
-        else:
-            raise DataError(f"{journal}: another prepare is writing this shard", fix="stop it, then run this again")
-        yield
+    instead = "stop it, then run this again"
+    return FolderLock(journal.parent, "writing", instead, DataError, part=journal.stem, patience=LOCK_SECONDS)
 
 
 def _written(parts: list[Shard], states: list[Journal]) -> Written:

@@ -11,7 +11,7 @@ from gptfit.gpus import GPU
 from gptfit.measured import MeasuredDevice, Measurements
 from gptfit.plan import memory
 from gptfit.plan.grid import Grid, grid_from_json
-from gptfit.plan.resolve import Place
+from gptfit.plan.resolve import Place, on_card
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
 from gptfit.units import GIB
@@ -121,6 +121,11 @@ def place_of(calibration: Calibration) -> Place:
     return Place(calibration.kind, dtype, can_compile="compiled" in calibration.context_bytes)
 
 
+def place_for(gpu: GPU | None, used_bytes: float | None, calibrated: Calibration | None) -> Place:
+    """A card of the table; without one this machine's CPU as it was calibrated, or any card that has enough."""
+    return place_of(calibrated) if calibrated is not None and gpu is None else on_card(gpu, used_bytes)
+
+
 def as_gpu(calibration: Calibration) -> GPU:
     """This device in the form of a row of the table, for what asks for one; its speed comes from the calibration."""
     return GPU(
@@ -185,7 +190,7 @@ def attention_cost(setting: Setting, calibration: Calibration) -> float:
 
 
 def block_weights(shape: ModelShape) -> int:
-    return sum(weight.size for weight in shape.weights() if weight.kind == "matrix")
+    return shape.sizes["matrix"]
 
 
 def update_seconds(setting: Setting, calibration: Calibration) -> float:

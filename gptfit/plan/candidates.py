@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from gptfit.config import recipe
+from gptfit.config.keys import TrainConfig
 from gptfit.gpus import GPU
 from gptfit.plan import defaults, memory
-from gptfit.plan.calibration import Calibration, memory_of
+from gptfit.plan.calibration import Calibration, memory_of, place_for
 from gptfit.plan.expected import block_parameters, expected_loss, nats_per_byte
 from gptfit.plan.loss import GPT2_BYTES_PER_TOKEN
-from gptfit.plan.resolve import resolve_dtype
+from gptfit.plan.resolve import setting_of
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Setting
 from gptfit.plan.speed import Speed
@@ -81,6 +83,7 @@ class Pace:
 
     def __init__(self, wish: Wish, speed_of: Callable[[Setting], Speed]) -> None:
         self._wish, self._speed_of = wish, speed_of
+        self._place = place_for(wish.gpu, wish.used_bytes, wish.calibrated)
         self._speeds: dict[Setting, Speed] = {}
         self._fastest: dict[tuple[ModelShape, bool, bool], Setting | None] = {}
 
@@ -93,22 +96,40 @@ class Pace:
         """The fastest way that fits: whole logits if possible, then chunks, then checkpoints."""
         key = (shape, only_nanogpt_keys, compiled)
         if key not in self._fastest:
-            fitting = [found for way in self._ways(*key) if (found := _largest(self._wish, way))]
+            fitting = [found for way in self._ways(*key) if (found := self._largest(way, shape))]
             self._fastest[key] = max(fitting, key=lambda s: self.speed(s).tokens_per_s.value, default=None)
         return self._fastest[key]
 
-    def _ways(self, shape: ModelShape, only_nanogpt_keys: bool, compiled: bool) -> list[Setting]:
-        base = Setting(
-            shape=shape,
-            micro_batch=1,
-            accumulation=8,
-            processes=self._wish.processes,
-            dtype=resolve_dtype("auto", self._wish.gpu),
+    def _ways(self, shape: ModelShape, only_nanogpt_keys: bool, compiled: bool) -> list[TrainConfig]:
+        """The keys that decide speed and memory; a config leaves whole logits on a CPU to 'auto', which chunks large ones."""
+        base = TrainConfig.unchecked(
+            gradient_accumulation_steps=8 * self._wish.processes,
             compile=compiled,
             optimizer="muon" if shape.arch == "modern" else "adamw",
+            chunked_loss="auto" if self._wish.gpu is None else False,
         )
-        chunked = replace(base, chunked_loss=True)
-        return [base] if only_nanogpt_keys else [base, chunked, replace(chunked, checkpoint_activations=True)]
+        if only_nanogpt_keys:
+            return [base]
+        changes: tuple[dict[str, Any], ...] = (
+            {},
+            {"chunked_loss": True},
+            {"chunked_loss": True, "checkpoint_activations": True},
+        )
+        return [TrainConfig.unchecked(**base.as_dict() | change) for change in changes]
+
+    def _largest(self, way: TrainConfig, shape: ModelShape) -> Setting | None:
+        """The micro-batch from the list that is fastest among those that fit: speed only rises with it, so the largest."""
+        wish, keys = self._wish, way.as_dict()
+        for micro_batch in MICRO_BATCHES:
+            config = TrainConfig.unchecked(**keys | {"batch_size": micro_batch})
+            setting = setting_of(config, shape, self._place, wish.processes)
+            if wish.gpu is None:
+                if setting.micro_tokens <= CPU_MICRO_TOKENS or micro_batch == 1:
+                    return setting
+            # A proposal should fit even where the estimate is at its upper end.
+            elif _memory(wish, setting).device.high <= memory.usable_bytes(wish.gpu, wish.used_bytes):
+                return setting
+        return None
 
 
 def candidates(wish: Wish, pace: Pace) -> list[PlannedRun]:
@@ -165,19 +186,6 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
         return None
     seconds = tokens / pace.speed(setting).tokens_per_s.value
     return PlannedRun(setting, wish.data, tokens, seconds, nats_per_byte(expected))
-
-
-def _largest(wish: Wish, setting: Setting) -> Setting | None:
-    """The micro-batch from the list that is fastest among those that fit: speed only rises with it, so the largest."""
-    for micro_batch in MICRO_BATCHES:
-        changed = replace(setting, micro_batch=micro_batch)
-        if wish.gpu is None:
-            if changed.micro_tokens <= CPU_MICRO_TOKENS or micro_batch == 1:
-                return changed
-        # A proposal should fit even where the estimate is at its upper end.
-        elif _memory(wish, changed).device.high <= memory.usable_bytes(wish.gpu, wish.used_bytes):
-            return changed
-    return None
 
 
 def _memory(wish: Wish, setting: Setting) -> memory.Memory:

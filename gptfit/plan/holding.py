@@ -33,7 +33,7 @@ def holding(setting: Setting, state_bytes: float) -> Holding:
     copies = 2.0 * weights if setting.dtype != "float32" else 0.0  # autocast's 16-bit weights
     gradients = GRADIENT_BYTES * weights
     if setting.gradient_dtype == "bfloat16":
-        gradients -= 2.0 * sum(w.size for w in setting.shape.weights() if w.kind == "matrix")
+        gradients -= 2.0 * setting.shape.sizes["matrix"]
     # Gradients are set to None after an update: with a single micro-step none exist yet when the loss peaks.
     # With several processes they live in DDP's buckets (gradient_as_bucket_view), which stay.
     is_early = setting.accumulation > 1 or n > 1

@@ -103,5 +103,5 @@ def _muon_bytes(setting: Setting) -> float:
     """Each process makes its part of the matrices orthogonal and hands it to all others; nothing hides that."""
     if setting.optimizer != "muon":
         return 0.0
-    matrices = sum(weight.size for weight in setting.shape.weights() if weight.kind == "matrix")
+    matrices = setting.shape.sizes["matrix"]
     return (setting.processes - 1) / setting.processes * GATHERED_BYTES * matrices

@@ -9,7 +9,7 @@ from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
 from gptfit.plan.holding import holding
 from gptfit.plan.setting import Setting
-from gptfit.shape import Weight
+from gptfit.shape import Kind
 from gptfit.units import GIB, MIB
 
 # Numbers an optimizer keeps per weight: Muon one momentum for matrices, AdamW two moments.
@@ -143,9 +143,8 @@ def state_bytes(setting: Setting) -> float:
 def kept_state_bytes(setting: Setting, number_format: str | None = None) -> float:
     """Optimizer state of all weights between updates, wherever it is."""
     per_number = STATE_BYTES[number_format or setting.optimizer_state]
-    return sum(
-        weight.size * _state_numbers(weight, setting.optimizer) * per_number for weight in setting.shape.weights()
-    )
+    sizes = setting.shape.sizes
+    return per_number * sum(size * _state_numbers(kind, setting.optimizer) for kind, size in sizes.items())
 
 
 def usable_bytes(gpu: GPU, used_bytes: float | None = None) -> float:
@@ -193,5 +192,5 @@ def _cached_bytes(setting: Setting, state_and_gradients: float, constants: Memor
     return (excess + math.hypot(excess, softness)) / 2
 
 
-def _state_numbers(weight: Weight, optimizer: str) -> int:
-    return MUON_NUMBERS if optimizer == "muon" and weight.kind == "matrix" else ADAMW_NUMBERS
+def _state_numbers(kind: Kind, optimizer: str) -> int:
+    return MUON_NUMBERS if optimizer == "muon" and kind == "matrix" else ADAMW_NUMBERS

@@ -17,7 +17,7 @@ from gptfit.plan.evaluation import eval_seconds
 from gptfit.plan.expected import expected_loss
 from gptfit.plan.known_data import KNOWN_DATA
 from gptfit.plan.nearby import scaled_speed, timed_on_cpu
-from gptfit.plan.resolve import on_card, setting_of
+from gptfit.plan.resolve import setting_of
 from gptfit.plan.result import DataFacts, Plan
 from gptfit.plan.setting import ONE_MACHINE, Setting, Spread, speed_key
 from gptfit.plan.speed import Speed
@@ -55,7 +55,7 @@ def plan(
     here = measurements if measurements and (device_name is not None or gpu is None) else None
     calibrated = calibration.newest(here, device_name) if here else None
     if _is_sane(config, shape):
-        place = calibration.place_of(calibrated) if calibrated and gpu is None else on_card(gpu, used_bytes)
+        place = calibration.place_for(gpu, used_bytes, calibrated)
         setting = setting_of(config, shape, place, processes, spread)
     steps = 0 if config.eval_only else max(0, config.max_iters)
     answer = Plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,10 +12,14 @@ from gptfit.config.keys import DEFAULTS, GPTFIT_KEYS
 from gptfit.config.read import load_config
 from gptfit.errors import DeviceError
 from gptfit.estimate import Estimate
-from gptfit.gpus import find
+from gptfit.gpus import GPU, find
 from gptfit.measured import MeasuredSpeed, Measurements
-from gptfit.plan.candidates import Wish
+from gptfit.plan import speed
+from gptfit.plan.calibration import Calibration, place_for
+from gptfit.plan.candidates import Pace, Wish, candidates
 from gptfit.plan.propose import TIE, Proposal, propose
+from gptfit.plan.proposed_config import config_of
+from gptfit.plan.resolve import setting_of
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Setting, speed_key
 from gptfit.shape import ModelShape
@@ -211,3 +216,34 @@ def test_this_machines_cpu_is_proposed_for_by_what_was_timed_on_it() -> None:
     assert chosen.shape.parameters < 1e6
     with pytest.raises(DeviceError, match="no speed of this machine's CPU is known yet"):
         propose(wish)
+
+
+def known_speed(gpu: GPU, setting: Setting) -> speed.Speed:
+    found = speed.predict(setting, gpu)
+    assert found is not None
+    return found
+
+
+CPU = Calibration("cpu", "2.9", {}, kind="cpu", context_bytes={"eager": 1.0})
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        WISH,
+        replace(WISH, gpu=find("T4"), processes=2),
+        replace(WISH, gpu=find("RTX 3050"), hours=200, block_size=4096),
+        replace(WISH, gpu=None, calibrated=CPU, data=MDN, hours=0.2, block_size=256),
+        replace(WISH, gpu=None, calibrated=CPU, data=SHAKESPEARE, vocab_size=65, block_size=256, hours=0.1),
+    ],
+    ids=["4070", "two T4", "long context on a 3050", "a CPU", "characters on a CPU"],
+)
+def test_what_is_written_means_the_setting_that_was_searched(wish: Wish) -> None:
+    """The config of a candidate, read as `plan` and training read it, is the candidate's setting again."""
+    pace = Pace(wish, partial(known_speed, wish.gpu or find("RTX 3050")))  # any speed will do
+    place = place_for(wish.gpu, wish.used_bytes, wish.calibrated)
+    found = candidates(wish, pace)
+    assert found
+    for candidate in found[:: max(1, len(found) // 20)]:
+        config = config_of(wish, candidate, pace.speed(candidate.setting))
+        assert setting_of(config, candidate.setting.shape, place, wish.processes) == candidate.setting
