@@ -91,9 +91,10 @@ def plan(
     that is not known is None. `plan(...).runs` says whether it starts and fits.
     """
     from gptfit.verbs import plan as verb
+    from gptfit.verbs.make_plan import make_plan
 
     options: dict[str, Any] = {"gpu": gpu, "gpus": gpus, "nodes": nodes, "data": _text(data)}
-    return verb.make_plan(_arguments(verb, config, keys, **options, recipe=recipe, vram=vram, watts=watts))[0]
+    return make_plan(_arguments(verb, config, keys, **options, recipe=recipe, vram=vram, watts=watts))[0]
 
 
 def propose(

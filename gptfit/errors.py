@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Level = Literal["ok", "warning", "error"]
 
@@ -16,13 +17,17 @@ class Problem:
     where: str  # a config key, or the part of the machine that was looked at
     message: str
     fix: str = ""
+    change: Mapping[str, Any] = field(
+        default_factory=dict, hash=False
+    )  # config keys to set, where the fix is just that
 
     @property
     def line(self) -> str:
         return f"{self.message}; {self.fix}" if self.fix else self.message
 
-    def as_json(self) -> dict[str, str]:
-        return {"level": self.level, "where": self.where, "message": self.message, "fix": self.fix}
+    def as_json(self) -> dict[str, Any]:
+        said = {"level": self.level, "where": self.where, "message": self.message, "fix": self.fix}
+        return said | ({"change": dict(self.change)} if self.change else {})
 
 
 class GptfitError(Exception):

@@ -21,6 +21,7 @@ from gptfit.compare.sentences import explain
 from gptfit.errors import GptfitError
 from gptfit.pages.follow import end_of_whole_lines, news
 from gptfit.pages.html import body
+from gptfit.pages.plan_page import PlanSite, plan_routes
 from gptfit.pages.report import PLOTLY_FILE, asset, data_block, document, page_data, page_samples
 from gptfit.pages.run_list import ODD, Listing
 
@@ -29,6 +30,7 @@ ASSETS = {
     "charts.js": "text/javascript",
     "live.js": "text/javascript",
     "list.js": "text/javascript",
+    "plan.js": "text/javascript",
 }
 # Scripts only from this server, none inside a page; plotly adds style elements of its own.
 POLICY = (
@@ -39,15 +41,17 @@ MOST_COMPARED = 8
 COOKIE = "gptfit_token"
 HEAD = '<link rel="stylesheet" href="/page/style.css"><link rel="icon" href="data:,">'
 TOP = (
-    '<header class="top"><a class="brand" href="/">gptfit watch</a><span><span id="live" class="live"></span> '
+    '<header class="top"><span><a class="brand" href="/">gptfit watch</a> <a class="brand" href="/plan">plan</a></span>'
+    '<span><span id="live" class="live"></span> '
     '<button type="button" id="theme" class="small" aria-label="Light or dark">light / dark</button></span></header>'
 )
 
 
-def watch_app(root: Path, hosts: tuple[str, ...], token: str | None = None) -> Starlette:
+def watch_app(root: Path, hosts: tuple[str, ...], token: str | None = None, plan: PlanSite | None = None) -> Starlette:
     """`hosts` are the names the page may be asked for under; `token` is needed when others can reach the port."""
     listing = Listing(root)
     routes = [
+        *(plan_routes(HEAD, TOP, plan) if plan else ()),
         Route("/", lambda request: _list_page(root)),
         Route("/run", lambda request: _guarded(lambda: _run_page(listing, request))),
         Route("/compare", lambda request: _guarded(lambda: _compare_page(listing, request))),

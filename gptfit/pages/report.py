@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -83,10 +83,10 @@ def page_samples(logs: Sequence[RunLog], comparison: Comparison) -> list[tuple[s
     return [(comparison.letter(i) if len(logs) > 1 else "", samples(log.messages)) for i, log in enumerate(logs)]
 
 
-def data_block(data: dict[str, Any]) -> str:
+def data_block(data: Mapping[str, Any], name: str = "data") -> str:
     """JSON inside HTML: no `<` survives, so nothing in a log can end the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="data">{text}</script>\n'
+    return f'<script type="application/json" id="{name}">{text}</script>\n'
 
 
 def asset(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gptfit.config import recipe
 from gptfit.config.keys import find_warnings
@@ -47,7 +48,7 @@ def _fit(plan: Plan) -> Iterator[Problem]:
     needs, has = gib(plan.memory.device.value), gib(max(0.0, plan.usable_bytes))
     message = f"needs about {needs} where {plan.gpu.name} has {has} free: out of memory"
     key = "init_from" if is_pretrained(plan.config) and not plan.largest_micro_batch else "batch_size"
-    yield Problem("error", key, message, _remedy(plan))
+    yield Problem("error", key, message, _remedy(plan), _way_up(plan))
 
 
 def _remedy(plan: Plan) -> str:
@@ -65,6 +66,19 @@ def _remedy(plan: Plan) -> str:
         return _smaller_start(plan, setting, plan.usable_bytes or 0.0)
     short = f"{gib(ladder.missing_bytes)} are missing with every measure" if ladder else "nothing helps"
     return f"a smaller model (n_layer, n_embd) or a larger card; {short}"
+
+
+def _way_up(plan: Plan) -> dict[str, Any]:
+    """The keys of that way, the accumulation that keeps the tokens per step among them."""
+    way = plan.ladder.way if plan.ladder else None
+    if way is None:
+        return {}
+    steps = (
+        {}
+        if plan.config.tokens_per_step
+        else {"gradient_accumulation_steps": way.setting.accumulation * plan.processes}
+    )
+    return {**way.keys, **steps}
 
 
 def _same_step(setting: Setting, largest: int) -> str:
@@ -117,6 +131,7 @@ def _shape(plan: Plan) -> Iterator[Problem]:
             "n_head",
             f"head size {size} is not a multiple of 8: attention is padded and slow",
             f"use {_better_width(shape.n_embd)}",
+            {"n_embd": _width_of_heads(shape.n_embd), "n_head": _width_of_heads(shape.n_embd) // 64},
         )
     if shape.vocab_size > 1024 and shape.vocab_size % 64 and not is_pretrained(plan.config):
         padded = -(-shape.vocab_size // 64) * 64
@@ -125,23 +140,32 @@ def _shape(plan: Plan) -> Iterator[Problem]:
             "vocab_size",
             f"vocabulary {count(shape.vocab_size)} is not a multiple of 64: the head's matmuls run slower",
             f"use vocab_size = {padded}",
+            {"vocab_size": padded},
         )
 
 
 def _better_width(n_embd: int) -> str:
     """The nearest width that heads of 64 divide."""
-    width = max(64, round(n_embd / 64) * 64)
+    width = _width_of_heads(n_embd)
     return f"n_embd = {width} with n_head = {width // 64} (head size 64)"
+
+
+def _width_of_heads(n_embd: int) -> int:
+    return max(64, round(n_embd / 64) * 64)
 
 
 def _precision(plan: Plan) -> Iterator[Problem]:
     config, gpu = plan.config, plan.gpu
     if config.dtype == "float16" and gpu and gpu.has_bf16:
         message = f"float16 on {gpu.name}, which has bfloat16: needs loss scaling and can overflow"
-        yield Problem("warning", "dtype", message, "use dtype = 'bfloat16'")
+        yield Problem("warning", "dtype", message, "use dtype = 'bfloat16'", {"dtype": "bfloat16"})
     if config.dtype == "bfloat16" and gpu and not gpu.has_bf16:
         yield Problem(
-            "warning", "dtype", f"{gpu.name} has no bfloat16 units: emulated and slow", "use dtype = 'float16'"
+            "warning",
+            "dtype",
+            f"{gpu.name} has no bfloat16 units: emulated and slow",
+            "use dtype = 'float16'",
+            {"dtype": "float16"},
         )
     if not config.compile and gpu and gpu.is_nvidia:
         yield Problem(
@@ -149,6 +173,7 @@ def _precision(plan: Plan) -> Iterator[Problem]:
             "compile",
             "compile is off: slower, and activations and logits take nearly twice the memory",
             "use compile = True",
+            {"compile": True},
         )
 
 
@@ -202,6 +227,7 @@ def _rate(plan: Plan) -> Iterator[Problem]:
             "learning_rate",
             f"learning_rate {rate:g} is far {side} the usual for {si(parameters)} parameters",
             f"use about {defaults.learning_rate(parameters):g}",
+            {"learning_rate": defaults.learning_rate(parameters)},
         )
 
 
@@ -228,6 +254,7 @@ def _horizon(plan: Plan) -> Iterator[Problem]:
             "warmup_iters",
             f"warmup_iters {config.warmup_iters} is {share} of the run",
             f"use warmup_iters = {usual_warmup(config.max_iters)}",
+            {"warmup_iters": usual_warmup(config.max_iters)},
         )
     if config.schedule != "constant" and config.lr_decay_iters > config.max_iters:
         yield Problem(
@@ -235,6 +262,7 @@ def _horizon(plan: Plan) -> Iterator[Problem]:
             "lr_decay_iters",
             f"lr_decay_iters {config.lr_decay_iters} is beyond max_iters {config.max_iters}: the rate never finishes decaying",
             f"use lr_decay_iters = {config.max_iters}",
+            {"lr_decay_iters": config.max_iters},
         )
 
 
@@ -264,7 +292,7 @@ def _data(plan: Plan) -> Iterator[Problem]:
         )
     if plan.config.dropout > 0 and plan.epochs and plan.epochs.value <= 1:
         message = f"dropout {plan.config.dropout:g} on data seen at most once only slows learning"
-        yield Problem("warning", "dropout", message, "use dropout = 0.0")
+        yield Problem("warning", "dropout", message, "use dropout = 0.0", {"dropout": 0.0})
 
 
 def _evaluation(plan: Plan) -> Iterator[Problem]:

@@ -26,8 +26,8 @@ def show(plan: Plan, remarks: Iterable[str] = ()) -> None:
     out = console()
     for remark in remarks:
         out.print(remark, markup=False, style="dim")
-    out.print(_title(plan), style="bold", markup=False)
-    out.print(Padding(_table(_rows(plan)), (0, 0, 0, 1)))
+    out.print(plan_title(plan), style="bold", markup=False)
+    out.print(Padding(_table(plan_rows(plan)), (0, 0, 0, 1)))
     if plan.ladder:
         out.print()
         out.print(Padding(_ladder(plan.ladder), (0, 0, 0, 1)))
@@ -69,7 +69,7 @@ def _problems(plan: Plan) -> Table:
     return table
 
 
-def _title(plan: Plan) -> str:
+def plan_title(plan: Plan) -> str:
     shape = plan.shape
     card = plan.gpu.name if plan.gpu else "this machine's CPU"
     if plan.processes > 1 and not (plan.several and plan.several.shares):
@@ -93,7 +93,7 @@ def _table(rows: Iterable[tuple[str, str, str]]) -> Table:
     return table
 
 
-def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+def plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if plan.setting is None:
         return
     shape, setting = plan.shape, plan.setting

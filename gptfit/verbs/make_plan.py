@@ -1,0 +1,43 @@
+"""From a command line to a plan: for `gptfit plan`, its page and `gptfit.plan()`."""
+
+from __future__ import annotations
+
+import argparse
+
+from gptfit import measured
+from gptfit.config.start_model import is_pretrained, known_shape, with_model_of
+from gptfit.plan.plan import plan
+from gptfit.plan.result import Plan
+from gptfit.verbs.common import config_arguments, load_unchecked, recipe_argument
+from gptfit.verbs.gpu_and_data import card_arguments, find_card, find_data, processes_of, spread_of, vocab_size
+
+
+def plan_arguments(parser: argparse.ArgumentParser) -> None:
+    config_arguments(parser)
+    card_arguments(parser)
+    recipe_argument(parser)
+
+
+def make_plan(args: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, and remarks about the config files."""
+    loaded = load_unchecked(args)
+    config, measurements = loaded.config, measured.read()
+    if is_pretrained(config) and (known := known_shape(config.init_from)):
+        config = with_model_of(config, known)
+    data = find_data(args.data, config, args.text_column)
+    shape = config.shape(vocab_size(data))
+    card = find_card(args, config)
+    answer = plan(
+        config,
+        shape,
+        card.gpu,
+        data=data,
+        processes=processes_of(args, card),
+        spread=spread_of(args, card),
+        measurements=measurements,
+        device_name=card.device_name,
+        used_bytes=card.used_bytes,
+        watts=args.watts,
+        texts=loaded.texts,
+    )
+    return answer, loaded.notes
