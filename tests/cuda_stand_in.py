@@ -30,6 +30,7 @@ class Card:
     peak_reserved: int = 0
     uuid: str = "0a1b2c3d-0000-0000-0000-000000000000"
     capability: tuple[int, int] = (8, 9)
+    built_for: list[str] = field(default_factory=lambda: ["sm_80", "sm_86", "sm_90"])
     fractions: list[float] = field(default_factory=list)
     has_context: bool = True
 
@@ -48,6 +49,9 @@ class Card:
 
     def device_count(self) -> int:
         return 1
+
+    def get_arch_list(self) -> list[str]:
+        return self.built_for
 
     def current_device(self) -> int:
         return 0
@@ -98,17 +102,20 @@ def nvml(cards: list[Card]) -> ModuleType:
         "NVML_CLOCK_SM": 1,
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: "570.86.15",
         "nvmlDeviceGetCount": lambda: len(cards),
         "nvmlDeviceGetHandleByIndex": lambda index: cards[index],
         "nvmlDeviceGetHandleByUUID": lambda uuid: next(c for c in cards if f"GPU-{c.uuid}" == uuid),
-        "nvmlDeviceGetUUID": lambda card: f"GPU-{card.uuid}",
-        "nvmlDeviceGetName": lambda card: card.name.encode(),
-        "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(total=card.total, used=card.nvml_used),
-        "nvmlDeviceGetCudaComputeCapability": lambda card: card.capability,
-        "nvmlDeviceGetNumGpuCores": lambda card: 5888,
-        "nvmlDeviceGetPowerUsage": lambda card: 200_000,
-        "nvmlDeviceGetTemperature": lambda card, kind: 60,
-        "nvmlDeviceGetClockInfo": lambda card, kind: 2500,
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle.uuid}",
+        "nvmlDeviceGetName": lambda handle: handle.name.encode(),
+        "nvmlDeviceGetMemoryInfo": lambda handle, version=None: SimpleNamespace(
+            total=handle.total, used=handle.nvml_used
+        ),
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: handle.capability,
+        "nvmlDeviceGetNumGpuCores": lambda device: 5888,
+        "nvmlDeviceGetPowerUsage": lambda handle: 200_000,
+        "nvmlDeviceGetTemperature": lambda handle, sensor: 60,
+        "nvmlDeviceGetClockInfo": lambda handle, type: 2500,
     }
     for name, value in answers.items():
         setattr(module, name, value)

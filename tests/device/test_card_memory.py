@@ -49,6 +49,14 @@ def test_the_stand_in_takes_what_torch_takes(name: str) -> None:
     assert ours == real
 
 
+def test_the_drivers_stand_in_takes_what_nvml_takes() -> None:
+    real = pytest.importorskip("pynvml")
+    ours = {name: value for name, value in vars(cuda_stand_in.nvml([])).items() if inspect.isfunction(value)}
+    assert len(ours) > 10
+    for name, function in ours.items():
+        assert list(inspect.signature(function).parameters) == list(inspect.signature(getattr(real, name)).parameters)
+
+
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     release = tmp_path / "osrelease"
     release.write_text("5.15.90.1-microsoft-standard-WSL2\n" if name == "WSL2" else "6.8.0-45-generic\n")

@@ -20,6 +20,7 @@ from gptfit.train import engine as engine_module
 from gptfit.train.engine import Engine, build_engine
 from gptfit.train.evaluation import Evaluator
 from gptfit.train.train import train
+from gptfit.tune.trial import measure
 from tests.small_runs import messages_in, told
 
 MakeConfig = Callable[..., TrainConfig]
@@ -157,6 +158,25 @@ def test_a_model_the_compiler_cannot_do_is_trained_eagerly(
     assert train(small_config(compile=True), events.append).step == 8
     assert any("shared memory" in message for message in messages_in(events))
     assert any("training eagerly" in message for message in messages_in(events))
+
+
+def test_a_trial_survives_what_training_survives(small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model the compiler cannot do is measured as it would train: eagerly."""
+
+    def picky(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        if len(graph.graph.nodes) > 10:
+            raise RuntimeError("out of resource: shared memory")
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(compiler.torch, "compile", lambda model, **keys: real(model, backend=picky, **keys))
+    config = small_config(compile=True)
+    engine = build_engine(config, config.shape(), find_device(config))
+    assert engine.compiled
+    request = {"vocab_size": config.shape().vocab_size, "timed_s": 0.05, "has_eval": True, "used_bytes": {}}
+    timing = measure(engine, request, lambda event, **values: None)
+    assert not timing.compiled
+    assert timing.ms_per_eval is not None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gptfit.checkpoint.format import load_checkpoint
 from gptfit.config.keys import TrainConfig
-from gptfit.device.processes import Processes
+from gptfit.device.device import Device
+from gptfit.device.processes import Processes, join
 from gptfit.errors import ConfigError
 from gptfit.logs.runlog import read_run
+from gptfit.model.build import build_model
+from gptfit.shape import ModelShape
+from gptfit.train.parallel import Replicated
 from gptfit.train.setup import check_processes
 from gptfit.train.train import train
 from tests.small_runs import start_gptfit
@@ -71,3 +77,43 @@ def test_two_compiling_processes_take_the_steps_of_one(small_config: MakeConfig,
 def test_accumulation_must_divide_among_the_processes(small_config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="gradient_accumulation_steps 3 is not divisible by the 2 processes"):
         check_processes(small_config(gradient_accumulation_steps=3), Processes(0, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("has_nccl", "expected"),
+    [(True, {"backend": "nccl", "device_id": torch.device("cuda", 1)}), (False, {"backend": "gloo"})],
+)
+def test_nccl_is_bound_to_its_card_and_windows_talks_through_gloo(
+    monkeypatch: pytest.MonkeyPatch, has_nccl: bool, expected: dict[str, object]
+) -> None:
+    called: list[dict[str, object]] = []
+    signature = inspect.signature(dist.init_process_group)
+
+    def init(*args: object, **keys: object) -> None:
+        called.append(dict(signature.bind(*args, **keys).arguments))
+
+    monkeypatch.setattr(dist, "init_process_group", init)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
+    join(Processes(1, 2, 1), "nccl", Device(torch.device("cuda", 1), "a card", "bfloat16", None))
+    assert called == [expected]
+
+
+def test_gradients_are_views_into_what_is_exchanged_and_stay_there(tmp_path: Path) -> None:
+    """Else every process would hold them twice, which plan does not count."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = build_model(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64))
+        parallel = Replicated(model, Device(torch.device("cpu"), "cpu", "float32", None), Processes(0, 1, 0))
+        ids = torch.arange(32).view(2, 16)
+        for _ in range(3):  # the second backward pass sorts the buckets anew
+            parallel.begin()
+            parallel.forward(ids, ids.clone(), is_last=True).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            parallel.forget_gradients(torch.optim.SGD(model.parameters()))
+        storages = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+        held = sum({g.untyped_storage().data_ptr(): g.untyped_storage().nbytes() for g in gradients}.values())
+        assert len(storages) < len(gradients), "each gradient has memory of its own"
+        assert held == pytest.approx(4 * model.shape.n_weights, rel=0.02)
+        assert all(p.grad is not None for p in model.parameters()), "forgotten in place"
+    finally:
+        dist.destroy_process_group()

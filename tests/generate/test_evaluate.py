@@ -15,6 +15,7 @@ from gptfit.checkpoint.loaded_model import LoadedModel, open_model
 from gptfit.cli import main
 from gptfit.dataset import read_dataset
 from gptfit.errors import DataError, UsageError
+from gptfit.generate import exact_loss
 from gptfit.generate.exact_loss import split_loss
 from gptfit.generate.hellaswag import hellaswag, read_items
 from gptfit.generate.references import references
@@ -224,3 +225,23 @@ def test_data_from_another_vocabulary_is_refused(tmp_path: Path, capsys: pytest.
     assert main(["eval", str(run)]) == 1
     err = capsys.readouterr().err.splitlines()[-1]
     assert "token id 300 at position 0 is beyond the vocabulary of 257" in err
+
+
+def test_a_card_computes_it_with_all_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training lets a card round float32 products to TF32; the loss that `eval` promises as exact is not."""
+    opened = open_model(str(make_byte_run(tmp_path, 40, "gpt2")))
+    assert opened.data is not None
+    rounded: list[bool] = []
+    real = exact_loss._losses
+    monkeypatch.setattr(
+        exact_loss, "_losses", lambda *a: rounded.append(torch.backends.cuda.matmul.allow_tf32) or real(*a)
+    )
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        split_loss(opened, opened.data)
+        assert torch.backends.cuda.matmul.allow_tf32, "as it was, for what comes after"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert rounded
+    assert not any(rounded)
