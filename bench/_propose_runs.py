@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from _recipe_runs import Curve, Kept, Point, fingerprint
 
 from gptfit.config.keys import DEFAULTS, TrainConfig
 from gptfit.config.recipe import training_keys
 from gptfit.dataset import read_dataset
+from gptfit.device.device import cpu_name
 from gptfit.estimate import Estimate
 from gptfit.logs.events import Event, Step
 from gptfit.logs.runlog import read_run
@@ -92,6 +94,7 @@ class Timer:
     kept: Kept
     speeds: list[MeasuredSpeed] = field(default_factory=list)
     ms_per_step: dict[str, float] = field(default_factory=dict)
+    core: str = field(default_factory=lambda: f"{cpu_name()} {torch.backends.cpu.get_cpu_capability()}")
 
     def knows(self, run: Run) -> bool:
         return run.name in self.ms_per_step
@@ -100,7 +103,7 @@ class Timer:
         """Milliseconds a step takes of its core."""
         if self.knows(run):
             return
-        name = f"timing {run.name}, {fingerprint(run.keys)}"
+        name = f"timing {run.name}, {fingerprint(run.keys)}, {self.core}"
         curve = self.kept.get(name, lambda: self._timed(run))
         self.ms_per_step[run.name] = curve.ms_per_step
         config = run.config

@@ -25,6 +25,7 @@ NOUNS = {
     "sane",
     "screen",
     "shares",
+    "shell",
 }
 # What each package may import besides itself and the nouns. `package.module` speaks for one module alone.
 MAY_IMPORT: dict[str, set[str]] = {

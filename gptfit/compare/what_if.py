@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from gptfit.gpus import GPU
 from gptfit.plan.calibration import Calibration, newest
 from gptfit.plan.resolve import PLANNED_KEYS, on_card, setting_of
 from gptfit.plan.speed import predict
+from gptfit.shell import command
 
 if TYPE_CHECKING:
     from gptfit.compare.comparison import Comparison
@@ -92,7 +92,7 @@ def tune_command(comparison: Comparison) -> str | None:
     if b.as_config() is None or not (MICRO_BATCH in changed or also):
         return None
     words = ["gptfit", "tune", *_config_words(b)]
-    return shlex.join(words + (["--also", ",".join(also)] if also else []))
+    return command(words + (["--also", ",".join(also)] if also else []))
 
 
 def _config_words(run: RunFacts) -> Iterable[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import io
 import os
+import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def _expand(argument: str) -> list[tuple[str, str]]:
         return download(argument, kind_of)
     path = Path(os.path.expanduser(argument))  # Path.expanduser raises where there is no such home
     if path.is_dir():
-        files = sorted(str(file) for file in path.rglob("*") if file.is_file() and kind_of(file.name))
+        files = _files_below(path)
         if not files:
             raise DataError(f"{argument}: this folder holds no {', '.join(KINDS)} file")
     elif path.exists():
@@ -91,8 +92,23 @@ def _expand(argument: str) -> list[tuple[str, str]]:
     else:
         files = sorted(file for file in glob.glob(str(path), recursive=True) if os.path.isfile(file))
         if not files:
-            raise DataError(f"{argument}: no such file")
+            raise DataError(f"{argument}: no such file", fix="check the name and the folder you are in")
     return [(file, file) for file in files]
+
+
+def _files_below(folder: Path) -> list[str]:
+    """Those it can use, in sorted order; a folder that may not be read is an error, or its documents would be missed."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
+
+    found = (
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder, onerror=refuse)
+        for name in names
+        if kind_of(name)
+    )
+    return sorted(file for file in found if os.path.isfile(file))
 
 
 def _describe(location: str, name: str) -> Source:
@@ -110,6 +126,8 @@ def _describe(location: str, name: str) -> Source:
         raise DataError(f"{name!a}: the name is not UTF-8", fix="rename the file") from None
     try:
         status = os.stat(location)
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe waits for somebody to write into it
+            raise DataError(f"{name}: is a pipe or a device, not a file", fix="write it to a file first")
         with open(location, "rb"):  # a file that may not be read is better known now
             pass
     except OSError as error:

@@ -42,7 +42,7 @@ def source_spans(source: Source, index: int, column: str) -> list[Span]:
     """The stretches of one source, from its footer; `index` is its place in the list of sources."""
     if source.kind != "parquet":
         if source.size == 0:
-            raise DataError(f"{source.name}: is empty (0 bytes)", fix="download it again")
+            raise DataError(f"{source.name}: is empty (0 bytes)", fix="give a file with text")
         return [Span(index, source.size, 0)]
     # A local path rather than an open file: the error for a file that is no Parquet looks at its first bytes.
     if source.is_remote:

@@ -54,6 +54,7 @@ class Wish:
     calibrated: Calibration | None = None  # of the device that is in this machine
     dataset: str = ""  # what the config calls the data, where its name alone does not lead to it
     source: str = ""  # the file of text it is to be prepared from; empty where it is prepared
+    column: str = "text"  # of that file
 
     @property
     def is_short_on_a_cpu(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gptfit.config.read import read_config
 from gptfit.errors import UsageError
+from gptfit.shell import command
 from gptfit.verbs.common import check_new_config, print_json, write_config_text
 
 HELP = "The ready config files that come with gptfit: list them, show one, or copy it to change it."
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_new_config(args.out)
         write_config_text(args.out, path.read_text(encoding="utf-8"))
-        print(f"{args.out}: {_title(path)}\nnext: gptfit plan {args.out}")
+        print(f"{args.out}: {_title(path)}\nnext: {command(['gptfit', 'plan', args.out])}")
     elif args.json:
         print_json(_as_json(path))
     else:

@@ -18,11 +18,9 @@ from gptfit.plan.known_data import KNOWN_DATA
 from gptfit.plan.loss import dataset_kind
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Spread
+from gptfit.shell import command
 from gptfit.units import GIB
 from gptfit.verbs.prepare import default_name
-
-# Files that `prepare` reads; how many tokens they hold is not estimated before that.
-NEEDS_PREPARING = (".txt", ".jsonl", ".csv", ".json", ".gz", ".zst", ".md")
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,13 @@ def find_data(path: str | None, config: TrainConfig | None = None, column: str =
         return KNOWN_DATA[path]
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder", fix="give a prepared folder or a Parquet file")
-    if path.endswith(NEEDS_PREPARING):
-        name = default_name(path)
-        raise DataError(f"{path}: prepare it first: `gptfit prepare {path} --out data/{name}`, then --data data/{name}")
+    from gptfit.data.sources import find_sources
+
+    (source,) = find_sources([path])  # it is a file and may be read
+    if source.kind != "parquet":
+        folder = f"data/{default_name(path)}"
+        prepare = command(["gptfit", "prepare", path, "--out", folder])
+        raise DataError(f"{path}: prepare it first: `{prepare}`, then --data {folder}")
     from gptfit.data.measure import measure_parquet
 
     facts = measure_parquet(path, column)

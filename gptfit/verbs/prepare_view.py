@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptfit.data.options import Forecast, PrepareOptions, PrepareProgress
 from gptfit.dataset import DatasetInfo, Split
+from gptfit.shell import command
 from gptfit.units import count, duration, gib, percent, plural, si
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def summary_lines(info: DatasetInfo) -> list[str]:
     if info.train and info.train.tokens:
         epochs = ", ".join(f"{name} {_epochs(size, info.train.tokens)}" for name, size in USUAL_SIZES)
         lines.append(f"  epochs to {TOKENS_PER_PARAMETER} tokens per parameter: {epochs}")
-    return [*lines, f"next: gptfit plan --dataset={info.folder}"]
+    return [*lines, "next: " + command(["gptfit", "plan", f"--dataset={info.folder}"])]
 
 
 def _epochs(parameters: float, tokens: int) -> str:

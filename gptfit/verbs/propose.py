@@ -89,6 +89,7 @@ def _wish(args: argparse.Namespace, measurements: Measurements) -> Wish:
         calibrated=newest(measurements, card.device_name) if card.device_name or card.gpu is None else None,
         dataset=_dataset(args.data, data.name),
         source=args.data if Path(args.data).is_file() else "",
+        column=args.text_column,
     )
     if args.only is None:
         return wish

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from gptfit.config.keys import TrainConfig
 from gptfit.config.recipe import training_keys
 from gptfit.config.write import render
 from gptfit.errors import RunError, UsageError
+from gptfit.shell import command
 from gptfit.units import plural
 from gptfit.verbs.common import console
 
@@ -99,7 +99,7 @@ def _sample(run: Path) -> None:
 
 def _gptfit(*words: str) -> None:
     """One step, as its own command, so that what is shown is what a person can type."""
-    console().print(f"$ gptfit {shlex.join(words)}", style="cyan", markup=False)
+    console().print("$ " + command(["gptfit", *words]), style="cyan", markup=False)
     sys.stdout.flush()
     code, interrupted = _run_to_its_own_end([sys.executable, "-m", "gptfit", *words])
     if interrupted:

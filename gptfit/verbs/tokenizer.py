@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from gptfit.errors import DataError
+from gptfit.shell import command
 from gptfit.units import count, gib, percent, si
 from gptfit.verbs.common import console
 from gptfit.verbs.prepare import default_name
@@ -40,6 +41,6 @@ def run(args: argparse.Namespace) -> int:
             f"{found.gpt2_bytes_per_token:.2f} ({percent(ratio)} {'more' if ratio >= 0 else 'fewer'} tokens with yours)"
         )
     lines.append(f"  a model with n_embd {EXAMPLE_WIDTH} has {si(saved)} fewer parameters than with GPT-2's vocabulary")
-    lines.append(f"next: gptfit prepare {' '.join(args.sources)} --tokenizer {out}")
+    lines.append("next: " + command(["gptfit", "prepare", *args.sources, "--tokenizer", out]))
     console().print("\n".join(lines), markup=False, soft_wrap=True)
     return 0

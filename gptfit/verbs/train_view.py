@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gptfit.config.keys import TrainConfig
 from gptfit.logs.events import Eval, Event, Header, Message, Step
+from gptfit.shell import command
 from gptfit.units import count, duration, gib, percent, perplexity, si
 from gptfit.verbs.common import console
 
@@ -138,7 +139,7 @@ def summary_lines(config: TrainConfig, result: TrainResult) -> list[str]:
         lines.append(
             f"best val loss {result.best_val_loss:.4f} (perplexity {si(perplexity(result.best_val_loss))}){where}"
         )
-    lines.append(f"next: {_next_command(config, result)}")
+    lines.append(_next_line(config, result))
     return lines
 
 
@@ -152,11 +153,13 @@ def _ending(config: TrainConfig, result: TrainResult) -> str:
     return reasons.get(result.reason, f"stopped by {result.reason} at step {result.step}")
 
 
-def _next_command(config: TrainConfig, result: TrainResult) -> str:
+def _next_line(config: TrainConfig, result: TrainResult) -> str:
+    """What to type, and nothing behind it that the shell would take for a word."""
     if result.was_stopped and result.step > 0:
         # The hours count the whole run, so the same limit would end it again after one step.
-        hours = f" --max_hours={2 * config.max_hours:g}" if result.reason == "max_hours" else ""
-        return f"gptfit train --init_from=resume --out_dir={config.out_dir}{hours}   (goes on at step {result.step})"
+        hours = [f"--max_hours={2 * config.max_hours:g}"] if result.reason == "max_hours" else []
+        words = ["gptfit", "train", "--init_from=resume", f"--out_dir={config.out_dir}", *hours]
+        return f"to go on at step {result.step}: {command(words)}"
     if result.reason == "eval_only" or result.step == 0:
-        return "gptfit train without --eval_only=True" if config.eval_only else "start again; nothing was trained yet"
-    return f"gptfit sample {config.out_dir}"
+        return f"next: {'gptfit train without --eval_only=True' if config.eval_only else 'start again; nothing was trained yet'}"
+    return "next: " + command(["gptfit", "sample", config.out_dir])
