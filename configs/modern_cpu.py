@@ -1,4 +1,4 @@
-# A small modern model that learns bytes on a laptop without a GPU in minutes
+# A small modern model of bytes, for a laptop without a GPU
 # prepare text first: gptfit prepare TEXT.parquet --tokenizer bytes --out data/bytes
 # 13.7M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 44.1M FLOPs per token
 # 16 rows x 128 tokens x 1 micro-steps = 2,048 tokens per step

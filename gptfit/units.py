@@ -62,6 +62,11 @@ def duration(seconds: float) -> str:
     raise AssertionError("unreachable: seconds >= 60 matches the last row")
 
 
+def times(value: float, places: int = 1) -> str:
+    """How often: '0.29', '32.6', '293,780'; nobody counts tenths of hundreds."""
+    return f"{value:.{places}f}" if value < 100 else f"{value:,.0f}"
+
+
 def percent(fraction: float, places: int = 0) -> str:
     """0.823 -> '82 %'."""
     return f"{100 * fraction:.{places}f} %"

@@ -37,7 +37,7 @@ def describe(key: Key) -> list[str]:
     """One key, each fact on a line."""
     return [
         f"{key.name} = {key.default!r}",
-        f"  {key.meaning}",
+        *textwrap.wrap(key.meaning, WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"  takes: {takes(key)}",
         f"  affects: {', '.join(key.affects) or 'nothing that is learnt or timed'}",
         f"  on resume: {ON_RESUME[key.on_resume]}",

@@ -10,11 +10,13 @@ from typing import Any
 from gptfit.config.keys import GROUPS, KEYS, TrainConfig
 from gptfit.units import duration, si
 
+GPTFIT_ONLY = "gptfit only; stock nanoGPT ignores it"
 
-def render(config: TrainConfig, title: str = "", notes: Sequence[str] = ()) -> str:
-    """The file's text. `title` and `notes` become comment lines at the top, each on one line."""
+
+def render(config: TrainConfig, title: str = "", notes: Sequence[str] = (), vocab_size: int | None = None) -> str:
+    """The file's text. `title` and `notes` become comment lines at the top, each on one line; `vocab_size` is the data's."""
     lines = [f"# {' '.join(line.split())}" for line in (title, *notes) if line.strip()]
-    lines += [f"# {line}" for line in _arithmetic(config)]
+    lines += [f"# {line}" for line in _arithmetic(config, vocab_size)]
     for heading, keys in GROUPS.items():
         # A key appears when it differs from the default or belongs to what defines the run.
         shown = [key.name for key in keys if key.always_written or getattr(config, key.name) != key.default]
@@ -23,11 +25,13 @@ def render(config: TrainConfig, title: str = "", notes: Sequence[str] = ()) -> s
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _arithmetic(config: TrainConfig) -> list[str]:
+def _arithmetic(config: TrainConfig, vocab_size: int | None) -> list[str]:
     """The sums a reader would otherwise do by hand."""
-    shape = config.shape()
+    shape = config.shape(vocab_size)
     tokens = config.tokens_per_iter()
-    vocabulary = f"vocabulary {shape.vocab_size:,}" + ("" if config.vocab_size else " unless the data says otherwise")
+    vocabulary = f"vocabulary {shape.vocab_size:,}" + (
+        "" if config.vocab_size or vocab_size else " unless the data says otherwise"
+    )
     return [
         f"{si(shape.parameters)} parameters as nanoGPT counts them ({vocabulary}), {si(shape.flops_per_token)} FLOPs per token",
         f"{config.batch_size} rows x {config.block_size} tokens x {config.accumulation()} micro-steps = {tokens:,} tokens per step",
@@ -60,8 +64,8 @@ def _remark(config: TrainConfig, key: str) -> str:
     if key == "warmup_iters" and config.max_iters:
         return f"  # {100 * config.warmup_iters / config.max_iters:.1f} % of the run"
     if key == "max_hours" and config.max_hours:
-        return f"  # stop after {duration(3600 * config.max_hours)}"
-    return "" if KEYS[key].nanogpt else "  # gptfit only; stock nanoGPT ignores it"
+        return f"  # stop after {duration(3600 * config.max_hours)}; {GPTFIT_ONLY}"
+    return "" if KEYS[key].nanogpt else f"  # {GPTFIT_ONLY}"
 
 
 def set_keys(text: str, values: Mapping[str, object], remark: str = "") -> str:

@@ -16,7 +16,7 @@ from gptfit.plan.claims import wrong_claims
 from gptfit.plan.result import Plan
 from gptfit.plan.setting import Setting
 from gptfit.schedule import usual_warmup
-from gptfit.units import GIB, count, gib, percent, si
+from gptfit.units import GIB, count, gib, percent, si, times
 
 EVAL_LIMIT = 0.10  # of the run's time
 REGULAR_EPOCH_LIMIT = 30.0  # with dropout: nanoGPT's shakespeare_char is at its best after 28
@@ -277,7 +277,7 @@ def _data(plan: Plan) -> Iterator[Problem]:
         yield Problem(
             "warning",
             "max_iters",
-            f"{epochs:.1f} epochs over {si(plan.data.tokens.value)} tokens: "
+            f"{times(epochs)} epochs over {si(plan.data.tokens.value)} tokens: "
             f"{si(tokens)} seen are worth {si(worth)} fresh ones",
             f"more data, {remedy}",
         )

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from gptfit.config.key_words import key_lines
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 120  # columns
+HELP_WIDTH = 78
 
 
 def config_arguments(parser: argparse.ArgumentParser) -> None:
     """`[CONFIG.py ...] [--key=value ...]` in any order, as nanoGPT's configurator takes them."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG.py", help="nanoGPT-style config files, later ones win")
     parser.set_defaults(overrides=[], options=[])
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # which leaves the keys in their columns
+    parser.description = fill(parser.description or "", HELP_WIDTH)
     parser.epilog = "\n".join(
         ["keys, each as --key=value (* gptfit's own; `gptfit keys NAME` says more):", *key_lines()]
     )
@@ -191,8 +194,10 @@ def check_new_config(path: Path) -> None:
         raise ConfigError(f"{path}: exists already", fix="name a new file or remove it")
 
 
-def write_config(path: Path, config: TrainConfig, title: str, notes: Sequence[str]) -> None:
-    write_config_text(path, render(config, title, notes))
+def write_config(
+    path: Path, config: TrainConfig, title: str, notes: Sequence[str], vocab_size: int | None = None
+) -> None:
+    write_config_text(path, render(config, title, notes, vocab_size))
 
 
 def write_config_text(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from dataclasses import asdict
 
 from gptfit.gpus import GPU, all_gpus, find
@@ -54,11 +55,17 @@ def _print_card(gpu: GPU) -> None:
     rate = "no reliable figure" if gpu.bf16_tflops is None else f"{gpu.bf16_tflops:g} TFLOPS dense, fp32 accumulation"
     out.print(f"  memory     {gpu.vram_gib:g} GiB at {gpu.bandwidth_gbs:g} GB/s")
     out.print(f"  bf16/fp16  {rate} (spec, confidence {gpu.confidence})", markup=False)
-    out.print(f"  source     {gpu.source}", markup=False)
+    out.print(_hanging("source", gpu.source), markup=False)
     if gpu.measured_low_tflops is not None:
-        out.print(f"  measured   {_measured(gpu)} TFLOPS matmul (published: {gpu.measured_source})", markup=False)
+        words = f"{_measured(gpu)} TFLOPS matmul (published: {gpu.measured_source})"
+        out.print(_hanging("measured", words), markup=False)
     if gpu.is_laptop:
         out.print("  note       a laptop card's speed depends on its power limit, by up to a factor of two")
+
+
+def _hanging(label: str, words: str) -> str:
+    """As many lines as the terminal needs, below each other."""
+    return textwrap.fill(words, console().width, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13)
 
 
 def _measured(gpu: GPU) -> str:

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         check_new_config(Path(args.write))
     answer, notes = make_plan(args)
     if args.write:
-        write_config(Path(args.write), _fitting(answer), "by gptfit plan", [])
+        write_config(Path(args.write), _fitting(answer), "by gptfit plan", [], answer.shape.vocab_size)
     if args.json:
         print_json(answer.as_json())
     else:

@@ -11,7 +11,7 @@ from gptfit.plan.ladder import Ladder
 from gptfit.plan.loss import perplexity
 from gptfit.plan.rates import peak_tflops
 from gptfit.plan.result import Plan
-from gptfit.units import GIB, count, gib, percent, plural, si
+from gptfit.units import GIB, count, gib, percent, plural, si, times
 from gptfit.verbs.common import console
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _data_line(plan: Plan) -> str:
     if data.bytes_per_token:
         words.append(f"{data.bytes_per_token:.2f} bytes per token")
     if plan.epochs:
-        words.append(f"{plan.epochs.value:.2f} epochs")
+        words.append(f"{times(plan.epochs.value, 2)} epochs")
     return ", ".join(words)
 
 

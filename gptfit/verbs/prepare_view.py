@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gptfit.data.options import Forecast, PrepareOptions, PrepareProgress
 from gptfit.dataset import DatasetInfo, Split
 from gptfit.shell import command
-from gptfit.units import count, duration, gib, percent, plural, si
+from gptfit.units import count, duration, gib, percent, plural, si, times
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,8 +114,7 @@ def summary_lines(info: DatasetInfo) -> list[str]:
 
 
 def _epochs(parameters: float, tokens: int) -> str:
-    epochs = TOKENS_PER_PARAMETER * parameters / tokens
-    return f"{epochs:.1f}" if epochs < 100 else f"{epochs:,.0f}"
+    return times(TOKENS_PER_PARAMETER * parameters / tokens)
 
 
 def _split_line(name: str, split: Split) -> str:

@@ -57,7 +57,8 @@ def make_proposals(args: argparse.Namespace) -> tuple[Proposals, Wish]:
     wish = _wish(args, measurements)
     answer = propose(wish, measurements)
     if target is not None:
-        write_config(target, answer.choice.plan.config, *_heading(answer.choice, wish))
+        chosen = answer.choice.plan
+        write_config(target, chosen.config, *_heading(answer.choice, wish), vocab_size=chosen.shape.vocab_size)
     return answer, wish
 
 
