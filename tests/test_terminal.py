@@ -9,8 +9,8 @@ import sys
 import pytest
 from rich.text import Text
 
-from gptfit.cli import main
-from gptfit.config.keys import TrainConfig
+from gptfit.cli import available_verbs, main
+from gptfit.config.keys import KEYS, TrainConfig
 from gptfit.logs.events import Step
 from gptfit.verbs.common import console
 from gptfit.verbs.train_view import LiveView, live_figures
@@ -96,9 +96,32 @@ def test_piped_tables_honour_columns_and_have_no_blanks_at_their_ends(
     assert main(["compare", str(SMALL_LOG), str(LARGE_LOG)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line != line.rstrip()]
-    assert not [line for line in lines if len(line) > 80 and not line.startswith(("- ", "note on "))]
+    assert not [line for line in lines if len(line) > 80]
+    monkeypatch.delenv("COLUMNS")
+    assert main(["compare", str(SMALL_LOG), str(LARGE_LOG)]) == 0
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("- ")]
+    assert max(map(len, found)) > 120, "a sentence for grep stays on its line"
 
 
 def test_a_piped_console_trims_what_any_verb_prints(capsys: pytest.CaptureFixture[str]) -> None:
     console().print(Text("padded   \nand more  "))
     assert capsys.readouterr().out == "padded\nand more\n"
+
+
+@pytest.mark.parametrize("verb", available_verbs())
+def test_help_fits_eighty_columns(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_what_is_listed_fits_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["configs"], ["keys"], ["keys", *KEYS], ["gpus"], ["gpus", "4070"], ["gpus", "T4"]):
+        assert main(words) == 0
+        assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []

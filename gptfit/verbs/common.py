@@ -165,12 +165,23 @@ def console() -> Console:
     """A rich console; plain when piped, and wide unless COLUMNS says how wide, so that tables are not cut for `grep`."""
     from rich.console import Console
 
-    columns = os.environ.get("COLUMNS", "")
     colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # https://no-color.org
     if sys.stdout.isatty():
         return Console(highlight=False, color_system=colors)
-    width = int(columns) if columns.isdecimal() and int(columns) else PIPED_WIDTH
-    return Console(highlight=False, width=width, color_system=colors, file=cast(IO[str], Trimmed(sys.stdout)))
+    return Console(
+        highlight=False, width=_columns() or PIPED_WIDTH, color_system=colors, file=cast(IO[str], Trimmed(sys.stdout))
+    )
+
+
+def is_unbroken() -> bool:
+    """Whether a sentence stays on one line: in a pipe, for `grep`, unless COLUMNS says how wide it is."""
+    return not sys.stdout.isatty() and not _columns()
+
+
+def _columns() -> int:
+    """As the environment says; 0 where it does not."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() else 0
 
 
 class Trimmed:

@@ -10,6 +10,7 @@ from rich.text import Text
 from gptfit.compare.axes import curve
 from gptfit.compare.table import TextTable, equal_table, fact_rows, what_if_table
 from gptfit.compare.terminal_curve import sketch
+from gptfit.verbs.common import is_unbroken
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,14 +33,14 @@ def print_comparison(out: Console, comparison: Comparison, explanation: Explanat
     _print_table(out, what_if_table(explanation.what_if))
     for i, run in enumerate(comparison.runs):
         for note in run.notes:
-            out.print(Text(f"note on {comparison.letter(i)}: {note}", style="dim"), soft_wrap=not out.is_terminal)
+            out.print(Text(f"note on {comparison.letter(i)}: {note}", style="dim"), soft_wrap=is_unbroken())
 
 
 def _print_sentences(out: Console, sentences: tuple[str, ...]) -> None:
     if sentences:
         out.print()
     for sentence in sentences:
-        out.print(Text(f"- {sentence}"), soft_wrap=not out.is_terminal)
+        out.print(Text(f"- {sentence}"), soft_wrap=is_unbroken())
 
 
 def _print_table(out: Console, found: TextTable) -> None:

@@ -195,9 +195,10 @@ def test_advice_to_go_on_is_given_only_where_it_helps(
     said = capsys.readouterr().err
     assert "something else has this name" in said
     assert "to go on" not in said
-    (tmp_path / "empty.parquet").write_bytes(b"")
-    assert main(["prepare", str(tmp_path / "empty.parquet"), f"--out={tmp_path / 'out'}"]) == 1
-    assert "download it again" not in capsys.readouterr().err
+    for name in ("empty.parquet", "empty.txt", "empty.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+        assert main(["prepare", str(tmp_path / name), f"--out={tmp_path / 'out'}"]) == 1
+        assert "download it again" not in capsys.readouterr().err
 
 
 def test_the_signature_of_an_encrypted_footer_is_nobody_elses(parquet: WriteParquet) -> None:
@@ -205,3 +206,33 @@ def test_the_signature_of_an_encrypted_footer_is_nobody_elses(parquet: WriteParq
 
     path = parquet("a.parquet", stories(5))
     assert open_parquet(path, "a").metadata.num_rows == 5
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_is_one_line_and_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "a.parquet"
+    os.mkfifo(pipe)
+    out = f"--out={tmp_path / 'out'}"
+    plan, wish = ["plan", "--gpu", "4070", "--data"], ["propose", "--gpu", "4070", "--hours", "1", "--data"]
+    for words in (["prepare", out], ["inspect"], plan, wish):
+        assert main([*words, str(pipe)]) == 1
+        assert "is a pipe or a device, not a file" in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_read_is_an_error_and_not_an_empty_one(
+    parquet: WriteParquet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passed by, its documents would be missing without a word."""
+    parquet("texts/a.parquet", stories(5))
+    parquet("texts/locked/b.parquet", stories(5))
+    original = os.scandir
+
+    def refuse(path: Any = ".") -> Any:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert main(["prepare", str(tmp_path / "texts"), f"--out={tmp_path / 'out'}"]) == 1
+    assert "locked: cannot be read (Permission denied)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

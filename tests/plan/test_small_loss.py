@@ -1,0 +1,75 @@
+"""The law for small runs against runs made here and published ones, and what must hold of it everywhere."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gptfit.plan.small_loss import WIDTH, effective_bytes, nats_per_byte
+
+
+@dataclass(frozen=True)
+class SmallRun:
+    name: str
+    block_parameters: int
+    bytes_seen: float
+    unique_bytes: float
+    is_plain: bool
+    loss: float
+
+    @property
+    def error(self) -> float:
+        """Of the law, as a share of what was reached."""
+        expected = nats_per_byte(self.block_parameters, self.bytes_seen, self.unique_bytes, self.is_plain)
+        return expected / self.loss - 1
+
+
+def small_runs() -> list[SmallRun]:
+    with (Path(__file__).parent.parent / "losses_small.csv").open(encoding="utf-8") as file:
+        return [
+            SmallRun(
+                row["name"],
+                12 * int(row["n_layer"]) * int(row["n_embd"]) ** 2,
+                float(row["bytes_seen"]),
+                float(row["unique_bytes"]),
+                row["recipe"] == "plain",
+                float(row["nats_per_byte"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_nine_of_ten_runs_lie_within_the_range_that_is_shown() -> None:
+    errors = [abs(run.error) for run in small_runs()]
+    assert sum(error <= WIDTH for error in errors) >= 0.9 * len(errors)
+    assert max(errors) < 1.2 * WIDTH
+
+
+def test_on_one_text_it_is_much_closer() -> None:
+    """What it is chosen by is how runs of one text differ."""
+    errors = [run.error for run in small_runs() if run.name.startswith("Shakespeare")]
+    assert max(map(abs, errors)) < 0.07
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_more_of_anything_is_never_worse(is_plain: bool) -> None:
+    for parameters in (5e4, 5e6, 5e8):
+        for seen in (2e5, 2e6, 2e8):
+            here = nats_per_byte(parameters, seen, 1e6, is_plain)
+            assert nats_per_byte(2 * parameters, seen, 1e6, is_plain) <= here
+            assert nats_per_byte(parameters, 2 * seen, 1e6, is_plain) <= here
+            assert nats_per_byte(parameters, seen, 2e6, is_plain) <= here
+            assert nats_per_byte(parameters, seen, 1e6) <= here, "the modern recipe learns more of a byte"
+
+
+def test_repeats_are_worth_less_and_less_and_never_more_than_fresh_bytes() -> None:
+    worth = [effective_bytes(epochs * 1e6, 1e6) for epochs in (0.5, 1, 2, 4, 8, 100)]
+    assert worth[:2] == [0.5e6, 1e6]
+    assert worth == sorted(worth)
+    gains = [(b - a) for a, b in itertools.pairwise(worth[1:])]
+    assert gains[0] < 1e6
+    assert gains[-1] < 0.1e6
