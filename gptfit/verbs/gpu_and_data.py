@@ -122,9 +122,9 @@ def find_data(path: str | None, config: TrainConfig | None = None, column: str =
 
     (source,) = find_sources([path])  # it is a file and may be read
     if source.kind != "parquet":
-        folder = f"data/{default_name(path)}"
-        prepare = command(["gptfit", "prepare", path, "--out", folder])
-        raise DataError(f"{path}: prepare it first: `{prepare}`, then --data {folder}")
+        out = f"data/{default_name(path)}"
+        prepare = command(["gptfit", "prepare", path, "--out", out])
+        raise DataError(f"{path}: prepare it first: `{prepare}`, then --data {out}")
     from gptfit.data.measure import measure_parquet
 
     facts = measure_parquet(path, column)
