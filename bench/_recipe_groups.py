@@ -98,11 +98,12 @@ def parameters(keys: dict[str, Any]) -> int:
     return TrainConfig.unchecked(**SETUP.keys | keys, arch="modern").shape(OWN_VOCABULARY).parameters
 
 
-def prepare_own(sources: Sequence[Path], folder: Path) -> Path:
+def prepare_own(sources: Sequence[Path], folder: Path, size: int = OWN_VOCABULARY) -> Path:
     """The web files in a vocabulary learned from them."""
-    out, tokenizer = folder / "data-own", folder / "own.json"
+    name = "own" if size == OWN_VOCABULARY else f"own-{size}"
+    out, tokenizer = folder / f"data-{name}", folder / f"{name}.json"
     if not out.exists():
-        learn = ["tokenizer", "train", *map(str, sources), "--vocab-size", str(OWN_VOCABULARY), "--out", str(tokenizer)]
+        learn = ["tokenizer", "train", *map(str, sources), "--vocab-size", str(size), "--out", str(tokenizer)]
         encode = ["prepare", *map(str, sources), "--tokenizer", str(tokenizer), "--out", str(out)]
         for command in (learn, [*encode, "--val-fraction", "0.01"]):
             subprocess.run([sys.executable, "-m", "gptfit", *command], check=True, capture_output=True, cwd=REPO)

@@ -5,6 +5,7 @@ python bench/recipe.py --nanogpt PATH            and one small model, minutes on
 python bench/recipe.py --nanogpt PATH --full     5M bytes and 30M GPT-2 vocabulary, 3 seeds, hours; into docs/recipe.md
 python bench/recipe.py --ablation                rewrites docs/recipe.md from runs without each ingredient
 python bench/recipe.py --groups --jobs 2         the second edition by group, days on two cores; goes on where it was
+python bench/recipe.py --own --nanogpt PATH      nanoGPT's 30M bits per byte with a vocabulary of its own, timed
 python bench/recipe.py --epochs 1M --jobs 2      few tokens seen often, with and without the preset for it
 """
 
@@ -26,6 +27,8 @@ from _recipe_doc import ABLATION, FAST, RESULTS, VARIANTS, Row, Variant, write_d
 from _recipe_epochs import CASES, prepare_few, run_epochs
 from _recipe_epochs import KEPT as EPOCHS_KEPT
 from _recipe_groups import HORIZONS, KEPT, SEEDS, prepare_own, run_groups
+from _recipe_own import KEPT as OWN_KEPT
+from _recipe_own import SIZE, run_own
 from _recipe_runs import REPO, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config.keys import DEFAULTS, INGREDIENTS, TrainConfig
@@ -39,6 +42,7 @@ FULL = (
     Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, rates=(5e-4, 1e-3, 2e-3), eval_iters=12, share=6.5),
 )
 STEP_TIME_STEPS = 12
+EVALUATIONS = 4  # of ours, beside the one before the first step; between two of them the curve is taken as straight
 
 
 def main() -> int:
@@ -53,6 +57,10 @@ def main() -> int:
     parser.add_argument("--group-steps", type=int, default=HORIZONS[-1], help="length of their runs")
     parser.add_argument(
         "--epochs", choices=("100k", "1M"), help="16 epochs of so many tokens, plain and with the preset"
+    )
+    parser.add_argument("--own", action="store_true", help="with --nanogpt: the 30M model in a vocabulary of its own")
+    parser.add_argument(
+        "--folder", type=Path, help="where data and runs are kept, for the next start (default: nowhere)"
     )
     parser.add_argument("--seeds", type=int, default=0, help="default 3")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, at least 1; the timed ones run alone")
@@ -71,7 +79,8 @@ def main() -> int:
         print("nothing to run: name a folder with .parquet files with --data")
         return 0
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = args.folder or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         if args.ablation:
             ablate(prepare(sources, ABLATION.tokenizer, folder), folder, args.seeds or 3)
         if args.groups:
@@ -83,7 +92,11 @@ def main() -> int:
             runner = Runner(folder, prepare_few(sources, folder / "own.json", folder, case.unique))
             run_epochs(runner, Kept(EPOCHS_KEPT), case, args.seeds or SEEDS, max(1, args.jobs))
             write_doc()
-        if args.nanogpt:
+        if args.own and args.nanogpt:
+            usual = Runner(folder, prepare(sources, "gpt2", folder), args.nanogpt.resolve())
+            run_own(Runner(folder, prepare_own(sources, folder, SIZE)), usual, Kept(OWN_KEPT), args.seeds or 1)
+            write_doc()
+        elif args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile
             setups = [setup for setup in FULL if args.size in (None, setup.name)] if args.full else [SMALL]
             for setup in setups:
@@ -128,7 +141,12 @@ def compare(
     """
     sharing, dtype = runner.sharing_cores(jobs), find_device(TrainConfig(device="cpu")).dtype
     steps = setup.our_steps
-    keys = {"max_iters": steps, "eval_interval": max(1, steps // 8), "compile": is_compiled, "log_interval": 1}
+    keys = {
+        "max_iters": steps,
+        "eval_interval": max(1, steps // EVALUATIONS),
+        "compile": is_compiled,
+        "log_interval": 1,
+    }
     ingredients = {key: DEFAULTS[key] for key in INGREDIENTS} | setup.edition_keys
     recipe = fingerprint(setup.keys | training_keys(steps) | ingredients)
 

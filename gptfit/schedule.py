@@ -38,6 +38,10 @@ class ScheduleKeys(Protocol):
     def momentum_end(self) -> float: ...
     @property
     def cautious_decay(self) -> bool: ...
+    @property
+    def lookahead(self) -> float: ...
+    @property
+    def average_tail(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,26 @@ class Knobs:
     rate: float
     momentum: float | None = None
     decay_share: float | None = None
+    lookahead: float = 0.0
+    is_averaged: bool = False  # the weights after it are part of the tail's average
 
 
 def knobs(config: ScheduleKeys, step: int) -> Knobs:
     """All of update number `step` (from 0): a function of the step alone, so that a resumed run has the same."""
     share = max(0.0, 1.0 - step / config.max_iters) if config.cautious_decay and config.max_iters else 1.0
-    return Knobs(learning_rate(config, step), momentum(config, step), share)
+    is_averaged = config.average_tail > 0 and step >= (1 - config.average_tail) * config.max_iters
+    return Knobs(learning_rate(config, step), momentum(config, step), share, lookahead(config, step), is_averaged)
+
+
+# Updates 500 to 2,400 of 3,125 in modded-nanogpt's record.
+LOOKAHEAD_FROM, LOOKAHEAD_UNTIL = 0.16, 0.768
+
+
+def lookahead(config: ScheduleKeys, step: int) -> float:
+    """In the middle of the run, in proportion to the rate."""
+    if not LOOKAHEAD_FROM * config.max_iters <= step < LOOKAHEAD_UNTIL * config.max_iters or not config.learning_rate:
+        return 0.0
+    return config.lookahead * learning_rate(config, step) / config.learning_rate
 
 
 def momentum(config: ScheduleKeys, step: int) -> float:

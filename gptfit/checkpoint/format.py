@@ -38,6 +38,8 @@ class Checkpoint:
     config: dict[str, Any]
     arch: str = "gpt2"
     progress: dict[str, Any] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)  # of the weights over the tail; empty before it
+    averaged: int = 0  # updates in it
     path: Path | None = None
 
     @property
@@ -46,8 +48,13 @@ class Checkpoint:
         ingredients = {key: self.config[key] for key in INGREDIENTS if key in self.config}
         return ModelShape(**{key: self.model_args[key] for key in keys}, arch=self.arch, **ingredients)
 
+    def to_use(self) -> Checkpoint:
+        """The model to sample from, measure and export: with the averaged weights where they were kept."""
+        return dataclasses.replace(self, model={**self.model, **self.average}, average={}, averaged=0)
+
     def as_saved(self) -> dict[str, Any]:
         """What goes into the file: nanoGPT's six keys, readable by its train.py and sample.py, and ours."""
+        average = {"average": self.average, "averaged": self.averaged} if self.averaged else {}
         return {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -55,21 +62,21 @@ class Checkpoint:
             "iter_num": self.iter_num,
             "best_val_loss": self.best_val_loss,
             "config": self.config,
-            "gptfit": {"format": FORMAT, "arch": self.arch, "progress": self.progress},
+            "gptfit": {"format": FORMAT, "arch": self.arch, "progress": self.progress, **average},
         }
 
     @property
     def size_bytes(self) -> int:
-        return sum(t.nbytes for t in (*self.model.values(), *_tensors(self.optimizer)))
+        return sum(t.nbytes for t in (*self.model.values(), *self.average.values(), *_tensors(self.optimizer)))
 
 
 def copied_to_memory(checkpoint: Checkpoint) -> Checkpoint | None:
     """With tensors of its own, to be written later; None where there is no memory for that."""
     try:
-        model, optimizer = (_copied(part) for part in (checkpoint.model, checkpoint.optimizer))
+        parts = {name: _copied(getattr(checkpoint, name)) for name in ("model", "optimizer", "average")}
     except (RuntimeError, MemoryError):
         return None
-    return dataclasses.replace(checkpoint, model=model, optimizer=optimizer)
+    return dataclasses.replace(checkpoint, **parts)
 
 
 def _copied(value: Any) -> Any:
@@ -105,6 +112,8 @@ def load_checkpoint(path: str | Path, lazy: bool = False, verify: bool = True) -
             config=dict(saved.get("config", {})),
             arch=ours.get("arch", "gpt2"),
             progress=ours.get("progress", {}),
+            average=ours.get("average", {}),
+            averaged=int(ours.get("averaged", 0)),
             path=file,
         )
     except RunError:

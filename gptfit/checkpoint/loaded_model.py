@@ -58,7 +58,7 @@ def open_model(path: str, data: str | None = None, device: str = "auto") -> Load
         gelu = gelu_of_hf(hf_config)
         info, tokenizer = _hf_tokenizer(where, checkpoint, data)
     else:
-        checkpoint = load_checkpoint(best_of(where), lazy=True)
+        checkpoint = load_checkpoint(best_of(where), lazy=True).to_use()
         info, tokenizer, notes = _run_tokenizer(checkpoint, data)
     model = _build(checkpoint, found_device.torch_device, gelu)
     return LoadedModel(checkpoint.path or where, model, tokenizer, checkpoint, found_device, info, tuple(notes), gelu)

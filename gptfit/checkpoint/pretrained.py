@@ -31,7 +31,7 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
 def load_pretrained(config: TrainConfig) -> Checkpoint:
     """The weights alone, cut to the config's window."""
     path = _find(config)
-    checkpoint = read_hf_folder(path)[0] if is_hf_folder(path) else load_checkpoint(path, lazy=True)
+    checkpoint = read_hf_folder(path)[0] if is_hf_folder(path) else load_checkpoint(path, lazy=True).to_use()
     weights = dict(checkpoint.model)
     if POSITIONS in weights:
         weights[POSITIONS] = weights[POSITIONS][: config.block_size]

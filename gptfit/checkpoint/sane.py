@@ -36,7 +36,9 @@ def check_values(saved: Any, file_bytes: int) -> dict[str, Any]:
     sane.integer(_plain(found.get("iter_num")), "iter_num", 0, sane.MOST_STEPS)
     sane.number(_plain(found.get("best_val_loss")), "best_val_loss")
     _check_config(sane.mapping(found.get("config", {}), "config"))
-    _check_ours(sane.mapping(found.get("gptfit", {}), "gptfit"))
+    ours = sane.mapping(found.get("gptfit", {}), "gptfit")
+    _check_ours(ours)
+    _check_average(sane.mapping(ours.get("average", {}), "average"), model, file_bytes)
     if found.get("optimizer") is not None:
         _check_optimizer(sane.mapping(found["optimizer"], "optimizer"), file_bytes)
     return found
@@ -76,9 +78,19 @@ def _check_config(config: Mapping[str, Any]) -> None:
             raise ValueError(f"config: {problem.line}")
 
 
+def _check_average(average: Mapping[str, Any], model: Mapping[str, Any], file_bytes: int) -> None:
+    """Of tensors that the model has, each as large."""
+    if average:
+        _check_tensors(average, file_bytes)
+    for name, tensor in average.items():
+        if name not in model or model[name].shape != tensor.shape:
+            raise ValueError(f"average: {name[:80]} is not of this model")
+
+
 def _check_ours(ours: Mapping[str, Any]) -> None:
     if ours.get("arch", "gpt2") not in KEYS["arch"].choices:
         raise ValueError(f"arch is {sane.short(ours['arch'])}, which this version does not know")
+    sane.integer(ours.get("averaged", 0), "averaged", 0, sane.MOST_STEPS)
     progress = sane.mapping(ours.get("progress", {}), "progress")
     for key in WHOLE_NUMBERS:
         if key in progress:

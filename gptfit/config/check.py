@@ -14,7 +14,7 @@ Values = Mapping[str, Any]
 def find_conflicts(values: Values, processes: int = 1) -> list[Problem]:
     """All of them, in the order a person would meet them. Each value alone is in its range by now."""
     problems = [*_heads(values), *_horizon(values), *_rates(values), *_step_size(values, processes)]
-    problems += [*_gradients(values, processes)]
+    problems += [*_gradients(values, processes), *_lookahead(values)]
     return [*problems, *_modern(values), *_device_name(values)]
 
 
@@ -46,6 +46,13 @@ def _gradients(values: Values, processes: int) -> Iterator[Problem]:
     if values["dtype"] == "float16":
         message = "gradient_dtype = 'bfloat16' with dtype = 'float16'"
         yield Problem("error", "gradient_dtype", message, "use gradient_dtype = 'float32' or dtype = 'bfloat16'")
+
+
+def _lookahead(values: Values) -> Iterator[Problem]:
+    """It needs its part of the state for the whole step."""
+    if values["lookahead"] and (values["optimizer_state"] != "float32" or values["optimizer_device"] == "cpu"):
+        message = "lookahead with optimizer state in 8 bits or in host memory, where a step does not find it"
+        yield Problem("error", "lookahead", message, "use lookahead = 0, or keep the state as it is")
 
 
 def _modern(values: Values) -> Iterator[Problem]:

@@ -166,6 +166,12 @@ class TrainConfig:
     beta2: float = _optimizer(
         0.95, "AdamW's memory of the gradient's square", within=FRACTION, nanogpt=True, always_written=True
     )
+    average_tail: float = _optimizer(
+        0.0,
+        "share of the run, at its end, over which weights are averaged: what is evaluated and exported; 0: not",
+        within=FRACTION,
+        affects=("memory", "loss"),
+    )
     grad_clip: float = _optimizer(1.0, "largest norm of the gradient; 0: not limited", nanogpt=True)
 
     momentum: float = _muon(0.95, "Muon's memory of the gradient", within=FRACTION)
@@ -176,6 +182,12 @@ class TrainConfig:
     normuon: bool = _muon(False, "make the rows of an update equally large on average", within=None)
     cautious_decay: bool = _muon(
         False, "weight decay only where the update agrees, falling to zero over the run", within=None
+    )
+    lookahead: float = _muon(
+        0.0,
+        "gradients are taken this many averaged updates ahead, in the middle of the run (EMA-Nesterov); 0: not",
+        within=FRACTION,
+        affects=("memory", "loss"),
     )
     embedding_beta2: float = _muon(0.0, "beta2 of the embedding; 0: beta2", within=FRACTION)
     embedding_lr: float = _muon(0.0, "rate of the embedding; 0: from the model's size")

@@ -131,6 +131,12 @@ def second_edition(shape: ModelShape, epochs: float = 0.0) -> dict[str, Any]:
     return {**SECOND_EDITION, "value_embeddings": values, "bigram": is_bigram}
 
 
+def edition_shape(shape: ModelShape, epochs: float = 0.0) -> ModelShape:
+    """The model the second edition makes of this one."""
+    keys = second_edition(shape, epochs)
+    return replace(shape, **{key: value for key, value in keys.items() if hasattr(shape, key)})
+
+
 def many_epochs_keys(epochs: float, has_documents: bool) -> dict[str, Any]:
     """What keeps a model from learning its data by heart when it reads it often."""
     if epochs <= MANY_EPOCHS:

@@ -104,9 +104,13 @@ def _learn(sampler: _Sampler, vocab_size: int, sources: Sequence[str]) -> Traina
 
 
 class _Sampler:
-    """Texts from all over the sources until enough; every twentieth hundred is held out to judge the result."""
+    """Texts from all over the sources until enough; every twentieth hundred is held out to judge the result.
 
-    HELD_OUT_EVERY = 20
+    In a small sample it is every fourth ten: of a twentieth of it, one table of numbers would be most.
+    """
+
+    HELD_OUT = (100, 20)  # texts at a time, of which one in so many
+    HELD_OUT_SMALL = (10, 4)
 
     def __init__(self, sources: Sequence[Source], column: str, sample_bytes: int, is_even: bool = False) -> None:
         self._sources = sources
@@ -119,14 +123,15 @@ class _Sampler:
     def training_texts(self) -> Iterator[list[str]]:
         reading = plain_reading(self._sources, self._column)
         number = 0
+        size, every = self.HELD_OUT_SMALL if self._is_even else self.HELD_OUT
         spans = self._spread()
         with closing(OpenFiles()) as files:
             for place, span in enumerate(spans):
                 enough = self._sample_bytes * (place + 1) / len(spans) if self._is_even else self._sample_bytes
                 with closing(read_unit(reading, Unit(0, (span,)), files)) as batches:
-                    for texts in _parts(batches):
+                    for texts in _parts(batches, size):
                         number += 1
-                        if number % self.HELD_OUT_EVERY == 0:
+                        if number % every == 0:
                             self.held_out += texts
                             continue
                         self.seen_bytes += sum(len(text.encode("utf-8")) for text in texts)
@@ -144,10 +149,10 @@ class _Sampler:
         return [spans[i] for i in order if i < len(spans)]
 
 
-def _parts(batches: Iterator[DocumentBatch]) -> Iterator[list[str]]:
-    """A hundred texts at a time."""
+def _parts(batches: Iterator[DocumentBatch], size: int) -> Iterator[list[str]]:
+    """So many texts at a time."""
     for batch in batches:
-        yield from (batch.texts[start : start + 100] for start in range(0, len(batch.texts), 100))
+        yield from (batch.texts[start : start + size] for start in range(0, len(batch.texts), size))
 
 
 def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:

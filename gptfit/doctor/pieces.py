@@ -18,7 +18,7 @@ from gptfit.device.device import Device
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
 from gptfit.model.rotary import rotary_tables
-from gptfit.plan.calibration import BLOCK_FLOPS, block_weights
+from gptfit.plan.calibration import WEIGHT_FLOPS, block_weights
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
@@ -124,7 +124,9 @@ class Ruler:
 
     def products(self) -> Grid:
         """The twelve products of a block: each matrix forward, and backward for its input and for itself."""
-        return grid_of({(n, c): self._block_products(n, c) / (BLOCK_FLOPS * n * c**2) for n in TOKENS for c in WIDTHS})
+        return grid_of(
+            {(n, c): self._block_products(n, c) / (12 * WEIGHT_FLOPS * n * c**2) for n in TOKENS for c in WIDTHS}
+        )
 
     def _block_products(self, tokens: int, width: int) -> float:
         return sum(
@@ -236,7 +238,7 @@ class Ruler:
     def _accounted(self, shape: ModelShape, batch: int, known: Mapping[str, Grid]) -> float:
         """Seconds per layer of what is in the other grids."""
         n, c, dtype = batch * shape.block_size, shape.n_embd, self.device.dtype
-        products = BLOCK_FLOPS * n * c**2 * known[f"products {dtype}"].at(n, c)
+        products = 12 * WEIGHT_FLOPS * n * c**2 * known[f"products {dtype}"].at(n, c)
         attention = n * c * shape.block_size * known[f"attention {dtype}"].at(shape.block_size, c / shape.n_head)
         weights = block_weights(shape)
         return products + attention + weights / shape.n_layer * known[f"weights {dtype}"].at(weights)

@@ -19,6 +19,7 @@ import psutil
 from gptfit.compare.facts import usual_step_ms
 from gptfit.errors import GptfitError, RunError
 from gptfit.files import LOCK
+from gptfit.logs.events import DataSaid
 from gptfit.logs.large_log import glance, quick_run
 from gptfit.logs.runlog import RUN_LOG, RunLog
 
@@ -178,12 +179,20 @@ def summarise(path: Path) -> dict[str, Any]:
         "max_iters": wanted,
         "loss": run.steps[-1].loss if run.steps else None,
         "val_loss": validations[-1] if validations else None,
+        "bits_per_byte": _bits(validations[-1], run.header.dataset) if validations else None,
         "ms": ms,
         "seconds_left": left,
         "ended": run.end and (run.end.reason or "done"),
         "written": path.stat().st_mtime,
         "spark": _spark(run),
     }
+
+
+def _bits(loss: float, data: DataSaid) -> float | None:
+    """Where the vocabulary is not GPT-2's, so that runs in a list can be compared."""
+    if not data.bytes_per_token or data.tokenizer in (None, "gpt2"):
+        return None
+    return loss / math.log(2) / data.bytes_per_token
 
 
 def status(row: dict[str, Any], now: float, owner_lives: bool | None = None) -> str:

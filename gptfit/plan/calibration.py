@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gptfit.config import recipe
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
 from gptfit.measured import MeasuredDevice, Measurements
@@ -16,8 +17,10 @@ from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
 from gptfit.units import GIB
 
-# A block's four matrices have 12*C^2 weights; a token is multiplied with each three times, two FLOPs a weight.
-BLOCK_FLOPS = 72
+WEIGHT_FLOPS = 6  # a token meets each weight of a block three times, two FLOPs each
+# What the second edition of the recipe adds to a block is known from its parts: products and look-ups of their size,
+# and multiplications per channel that take this share of what a block's small operations take (docs/formulas.md).
+EDITION_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,12 @@ class Calibration:
     time: float = 0.0
 
     def knows(self, setting: Setting) -> bool:
-        """Whether every piece of such a step was timed; ingredients of the modern block that are no default were not."""
-        s = setting.shape
-        usual = ModelShape(s.n_layer, s.n_head, s.n_embd, s.block_size, s.vocab_size, s.bias, s.arch)
-        return s == usual and setting.flash and all(name in self.grids for name in _grids_of(setting))
+        """Whether every piece of such a step was timed; norms, positions and activations that are no default were not."""
+        return (
+            uncounted(setting.shape) == _usual(setting.shape)
+            and setting.flash
+            and all(name in self.grids for name in _grids_of(setting))
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -80,6 +85,19 @@ class Calibration:
             "total_bytes": self.total_bytes,
             "time": self.time,
         }
+
+
+def uncounted(shape: ModelShape) -> ModelShape:
+    """Without the second edition's ingredients, whose cost is known from their size."""
+    names = (name for name in recipe.second_edition(shape) if hasattr(shape, name))
+    return replace(shape, **{name: getattr(ModelShape, name) for name in names})
+
+
+def _usual(shape: ModelShape) -> ModelShape:
+    """Every ingredient at its default."""
+    return ModelShape(
+        shape.n_layer, shape.n_head, shape.n_embd, shape.block_size, shape.vocab_size, shape.bias, shape.arch
+    )
 
 
 def calibration_from_json(values: Mapping[str, Any]) -> Calibration:
@@ -165,10 +183,11 @@ def step_parts(setting: Setting, calibration: Calibration) -> dict[str, float]:
     grids, shape, dtype = calibration.grids, setting.shape, setting.dtype
     n, c = setting.micro_tokens, shape.n_embd
     again = 1 + 1 / PASSES if setting.checkpoint_activations else 1.0  # blocks run forward twice
-    matmul = BLOCK_FLOPS * n * c**2 * grids[f"products {dtype}"].at(n, c) * shape.n_layer * again
+    in_blocks, embedded = block_weights(shape), looked_up(shape)
+    matmul = WEIGHT_FLOPS * n * in_blocks * grids[f"products {dtype}"].at(n, c) * again
     attention = n * c * shape.block_size * shape.n_layer * again * attention_cost(setting, calibration)
-    rest = n * c * grids[f"rest {way(setting)}"].at(n * c) * shape.n_layer * again
-    in_blocks, embedded = block_weights(shape), shape.vocab_size * c
+    more = EDITION_SHARE if uncounted(shape) != shape else 0.0
+    rest = n * c * grids[f"rest {way(setting)}"].at(n * c) * shape.n_layer * again * (1 + more)
     weights = in_blocks * grids[f"weights {dtype}"].at(in_blocks) + embedded * grids["lookup"].at(embedded)
     kind = "chunked" if setting.chunked_loss else "whole"
     head = n * c * shape.vocab_size * grids[f"head {dtype} {kind}"].at(n, c, shape.vocab_size)
@@ -191,6 +210,11 @@ def attention_cost(setting: Setting, calibration: Calibration) -> float:
 
 def block_weights(shape: ModelShape) -> int:
     return shape.sizes["matrix"]
+
+
+def looked_up(shape: ModelShape) -> int:
+    """Weights of the embedding and of every table beside it."""
+    return shape.sizes["embedding"] + shape.sizes["table"]
 
 
 def update_seconds(setting: Setting, calibration: Calibration) -> float:

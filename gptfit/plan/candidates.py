@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from gptfit.plan import defaults, memory
 from gptfit.plan.calibration import Calibration, memory_of, place_for
 from gptfit.plan.expected import block_parameters, expected_loss, nats_per_byte
 from gptfit.plan.loss import GPT2_BYTES_PER_TOKEN
+from gptfit.plan.regularity import keys_for_epochs
 from gptfit.plan.resolve import setting_of
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Setting
@@ -55,6 +56,8 @@ class Wish:
     dataset: str = ""  # what the config calls the data, where its name alone does not lead to it
     source: str = ""  # the file of text it is to be prepared from; empty where it is prepared
     column: str = "text"  # of that file
+    # Vocabularies of its own by size, measured on it: bytes per token as a share of GPT-2's.
+    shares: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def is_short_on_a_cpu(self) -> bool:
@@ -74,9 +77,8 @@ class PlannedRun:
         return self.setting.shape.parameters
 
     @property
-    def embedding_share(self) -> float:
-        shape = self.setting.shape
-        return 1 - block_parameters(shape) / shape.tied_parameters
+    def epochs(self) -> float:
+        return self.tokens / self.data.tokens.value
 
 
 class Pace:
@@ -141,8 +143,20 @@ def candidates(wish: Wish, pace: Pace) -> list[PlannedRun]:
         for shape in shapes(wish, arch):
             if block_parameters(shape) > MOST_PARAMETERS_PER_UNIQUE_TOKEN * unique:
                 break  # wider ones have more
-            found += runs_of(wish, shape, pace, EPOCHS)
+            found += _runs(wish, shape, pace)
     return found
+
+
+def _runs(wish: Wish, shape: ModelShape, pace: Pace) -> Iterator[PlannedRun]:
+    """The modern recipe has tables for few epochs and another model for many."""
+    if shape.arch != "modern":
+        yield from runs_of(wish, shape, pace, EPOCHS)
+        return
+    most = recipe.TABLES_UNTIL
+    few, many = (recipe.edition_shape(shape, epochs) for epochs in (most, max(EPOCHS)))
+    yield from runs_of(wish, few, pace, (most, *(epochs for epochs in EPOCHS if epochs < most)))
+    repeated = runs_of(wish, many, pace, (epochs for epochs in EPOCHS if epochs > most))
+    yield from (run for run in repeated if run.epochs > most)
 
 
 def shapes(wish: Wish, arch: str) -> Iterator[ModelShape]:
@@ -182,7 +196,8 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
     tokens = min(most, _tokens_in_time(wish, setting, pace))
     if tokens < 0.9 * least_iters * setting.tokens_per_step:
         return None
-    expected = expected_loss(shape, tokens, wish.data, optimizer=setting.optimizer)
+    decay = keys_for_epochs(tokens / wish.data.tokens.value, shape.arch, 1, has_documents=False)["weight_decay"]
+    expected = expected_loss(shape, tokens, wish.data, optimizer=setting.optimizer, weight_decay=decay)
     if expected is None:
         return None
     seconds = tokens / pace.speed(setting).tokens_per_s.value

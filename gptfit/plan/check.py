@@ -179,6 +179,8 @@ def _precision(plan: Plan) -> Iterator[Problem]:
 
 def _step(plan: Plan) -> Iterator[Problem]:
     low, high = defaults.usual_tokens_per_step(plan.shape.parameters)
+    if plan.shape.arch == "modern":
+        low = min(low, recipe.tokens_per_step(plan.tokens))  # what the recipe itself would take
     tokens = plan.tokens_per_step
     if plan.config.max_iters <= SMOKE_TEST_ITERS or low <= tokens <= high or plan.shape.parameters < 20e6:
         return

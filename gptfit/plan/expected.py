@@ -10,12 +10,14 @@ from gptfit.estimate import Estimate
 from gptfit.measured import MeasuredLoss
 from gptfit.plan import loss, small_loss
 from gptfit.plan.loss import Loss
+from gptfit.plan.overfitting import USUAL_DECAY, penalty
 from gptfit.plan.result import DataFacts
 from gptfit.shape import ModelShape
 
 # Unique GPT-2 tokens and parameters from which the published law begins to count, and from which it alone does.
 TOKENS = (loss.LEAST_TOKENS, 200e6)
 PARAMETERS = (loss.LEAST_PARAMETERS, 10e6)
+LARGE_VOCABULARY = 32_768  # tables of fewer rows hold less, and nothing is published of what they are worth
 
 
 def expected_loss(
@@ -26,6 +28,7 @@ def expected_loss(
     optimizer: str = "adamw",
     dataset: str = "",
     own_runs: Iterable[MeasuredLoss] = (),
+    weight_decay: float = USUAL_DECAY,
 ) -> Loss | None:
     """After `tokens` from scratch; None where nothing is seen or nothing is known of the tokens."""
     if tokens <= 0 or (data and not data.is_gpt2 and not data.bytes_per_token):
@@ -43,12 +46,15 @@ def expected_loss(
         optimizer=optimizer,
         bytes_per_token=None if not data or data.is_gpt2 else scale * loss.GPT2_BYTES_PER_TOKEN,
         own_runs=own_runs,
-        value_tables=shape.value_tables,
+        value_tables=shape.value_tables if shape.vocab_size >= LARGE_VOCABULARY else 0,
     )
-    share = min(_share(unique * scale, TOKENS), _share(shape.tied_parameters, PARAMETERS))
+    share = min(_share(unique * scale, TOKENS), _share(loss.law_parameters(shape), PARAMETERS))
     is_web = loss.dataset_kind(name) is not None
     small = _small(shape, tokens, unique, bytes_per_token, optimizer, is_web)
     chosen = _blend(small, published, share) if published else small
+    extra = penalty(block_parameters(shape), tokens, unique, weight_decay)
+    e = chosen.loss
+    chosen = replace(chosen, loss=replace(e, value=e.value + extra, low=e.low + extra, high=e.high + extra))
     return replace(chosen, bits_per_byte=chosen.loss.map(1 / (bytes_per_token * math.log(2))))
 
 

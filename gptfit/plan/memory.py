@@ -135,9 +135,16 @@ def state_bytes(setting: Setting) -> float:
     """Optimizer state on the device, with what an update brings there for a moment where it is kept otherwise."""
     plain, packed = kept_state_bytes(setting, "float32"), kept_state_bytes(setting, setting.optimizer_state)
     if setting.optimizer_state == "float32" and setting.optimizer_device != "cpu":
-        return plain
+        return plain + copied_bytes(setting)
     at_once = plain * min(1.0, WEIGHTS_AT_ONCE / setting.shape.n_weights)
-    return at_once + (0.0 if setting.optimizer_device == "cpu" else packed)
+    return at_once + (0.0 if setting.optimizer_device == "cpu" else packed) + copied_bytes(setting)
+
+
+def copied_bytes(setting: Setting) -> float:
+    """Weights that are there again: averaged over the tail; where they were and how they move, of what looks ahead."""
+    averaged = 4.0 * setting.shape.n_weights if setting.average_tail else 0.0
+    matrices = setting.shape.sizes["matrix"]
+    return averaged + (8.0 * matrices if setting.lookahead and setting.optimizer == "muon" else 0.0)
 
 
 def kept_state_bytes(setting: Setting, number_format: str | None = None) -> float:

@@ -118,6 +118,7 @@ def _with_loss(answer: Plan, measurements: Measurements | None) -> Plan:
             optimizer=config.optimizer,
             dataset=config.dataset,
             own_runs=measurements.losses if measurements else (),
+            weight_decay=config.weight_decay,
         )
         answer = replace(answer, loss=expected)
     elif not config.eval_only:

@@ -16,8 +16,9 @@ from gptfit.plan.proposed_config import config_of, tuning_config
 from gptfit.plan.result import DataFacts, Plan
 from gptfit.plan.setting import Setting
 from gptfit.plan.speed import Speed
-from gptfit.plan.vocabulary import EMBEDDING_SHARE, own_vocabularies
+from gptfit.plan.vocabulary import own_vocabularies
 
+OWN_GAIN = 0.01  # of the loss, that a vocabulary of one's own must bring: nobody else's model and data share it
 TIE = 0.003  # of the lowest loss: closer ones cannot be told apart, and the quicker run is the better one
 LITTLE_TOKENS = 100e6  # GPT-2's weights, which have read 40 GB, are worth a look below
 TUNING_EPOCHS, TUNING_ITERS = 3.0, 20  # at most, at least: nanoGPT tunes on Shakespeare for 20
@@ -58,13 +59,12 @@ def propose(wish: Wish, measurements: Measurements | None = None) -> Proposals:
             fix="give more hours, a smaller --block_size or another --gpu",
         )
     best = _best(found)
-    own = _own_vocabulary(wish, best, pace)
-    others = []
-    if own is not None and wish.source and own.loss < best.loss:
-        others.append(finish(wish, best, "GPT-2's vocabulary"))
-        best = own
-    elif own is not None and own.loss < best.loss:
-        others.append(finish(wish, own, "own vocabulary"))
+    own = _own_vocabulary(wish, pace)
+    searched, others = len(found) + len(own), []
+    if own and (better := _best(own)).loss < (1 - OWN_GAIN) * best.loss:
+        if wish.source:
+            better, best = best, better
+        others.append(finish(wish, better, "GPT-2's vocabulary" if wish.source else "own vocabulary"))
     best_wish = replace(wish, data=best.data, vocab_size=best.setting.shape.vocab_size)
     quick = _other_time(best_wish, best, MUCH_FASTER, pace)
     if quick is not None and quick.seconds < best.seconds and quick.parameters < best.parameters:
@@ -78,7 +78,7 @@ def propose(wish: Wish, measurements: Measurements | None = None) -> Proposals:
     tuned = _tuned(wish, pace, measurements)
     if tuned is not None:
         others.append(tuned)
-    return Proposals(finish(wish, best, "choice"), tuple(others), len(found))
+    return Proposals(finish(wish, best, "choice"), tuple(others), searched)
 
 
 def _speed(setting: Setting, wish: Wish, measurements: Measurements | None) -> Speed:
@@ -106,16 +106,13 @@ def _best(found: list[PlannedRun]) -> PlannedRun:
     return min((c for c in found if c.loss <= (1 + TIE) * lowest), key=lambda c: c.seconds)
 
 
-def _own_vocabulary(wish: Wish, best: PlannedRun, pace: Pace) -> PlannedRun | None:
-    """Where a vocabulary of 50,304 entries would be most of the model, the best of smaller ones."""
-    if best.embedding_share < EMBEDDING_SHARE:
-        return None
-    found = [
+def _own_vocabulary(wish: Wish, pace: Pace) -> list[PlannedRun]:
+    """Everything the wish allows in vocabularies of the text's own."""
+    return [
         candidate
-        for data in own_vocabularies(wish.data)
+        for data in own_vocabularies(wish.data, wish.shares)
         for candidate in candidates(replace(wish, data=data, vocab_size=data.vocab_size or 0), pace)
     ]
-    return _best(found) if found else None
 
 
 def _other_time(wish: Wish, best: PlannedRun, factor: float, pace: Pace) -> PlannedRun | None:

@@ -23,8 +23,7 @@ def config_of(wish: Wish, candidate: PlannedRun, speed: Speed) -> TrainConfig:
     setting, data = candidate.setting, candidate.data
     evals, eval_iters = _evaluations(candidate, speed)
     max_iters = max(1, int(candidate.tokens // setting.tokens_per_step))
-    epochs = candidate.tokens / data.tokens.value
-    regular = keys_for_epochs(epochs, setting.shape.arch, evals, data.has_documents)
+    regular = keys_for_epochs(candidate.epochs, setting.shape.arch, evals, data.has_documents)
     rate = defaults.learning_rate(setting.shape.parameters)
     values = _shape_keys(setting) | _step_keys(setting, max_iters) | _files(wish, setting, data)
     values |= {
@@ -35,7 +34,8 @@ def config_of(wish: Wish, candidate: PlannedRun, speed: Speed) -> TrainConfig:
         "eval_iters": eval_iters,
     }
     if setting.shape.arch == "modern":
-        values |= recipe.training_keys(max_iters)
+        values |= {**recipe.training_keys(max_iters), **recipe.SECOND_EDITION}
+        values |= {name: getattr(setting.shape, name) for name in ("value_embeddings", "bigram")}
     values |= regular
     if wish.only_nanogpt_keys:
         values.pop("early_stop_evals", None)

@@ -31,6 +31,8 @@ class Setting:
     optimizer: str = "adamw"
     optimizer_state: str = "float32"
     optimizer_device: str = "auto"
+    lookahead: float = 0.0
+    average_tail: float = 0.0
     muon_rounds: int = 3  # of train/muon.py; published Muon runs have 5
     flash: bool = True  # False: attention that writes its (T, T) scores, as code before PyTorch 2.0 did
 

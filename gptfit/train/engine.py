@@ -26,10 +26,12 @@ from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
 from gptfit.train.batches import Batch
 from gptfit.train.kept_state import KeptStateOptimizer
+from gptfit.train.lookahead import LookAhead
 from gptfit.train.muon import Muon
 from gptfit.train.optimizers import AdamW, make_optimizer, set_gradient_dtype, turn
 from gptfit.train.parallel import Alone, MemoryRanOut, make_parallel
 from gptfit.train.place import place_of
+from gptfit.train.tail_average import TailAverage
 
 T = TypeVar("T")
 TIMED_MICRO_STEPS = 4  # of which the fastest counts
@@ -56,6 +58,8 @@ class Engine:
     parallel: Alone
     optimizer: AdamW | Muon | KeptStateOptimizer
     scaler: torch.amp.GradScaler
+    tail: TailAverage
+    ahead: LookAhead | None = None
     compile_problem: str | None = None
     compiled: bool = False
     is_optimizer_ready: bool = False  # its state was made, with all processes agreeing that memory suffices
@@ -97,7 +101,7 @@ class Engine:
 
     def move_state_to_host(self) -> bool:
         """Keep optimizer state in host memory from now on; whether that is a change."""
-        if self.device.kind == "cpu" or self.optimizer_is_on_host:
+        if self.device.kind == "cpu" or self.optimizer_is_on_host or self.ahead:
             return False
         saved = self.optimizer.state_dict()
         config = self.config.replace(optimizer_device="cpu")
@@ -113,6 +117,11 @@ class Engine:
         if self.compiled:
             torch.compiler.reset()
             self.forward = compile_model(self.model, self.device)
+
+    def begin_step(self, knobs: Knobs) -> None:
+        """Put the weights where the step's gradients are to be taken."""
+        if self.ahead:
+            self.ahead.go(knobs.lookahead)
 
     def forward_micro_step(self, batch: Batch, is_last: bool) -> Tensor:
         """The micro-batch's mean loss, with a graph behind it. Gradients are exchanged on the last one only."""
@@ -184,12 +193,23 @@ class Engine:
                     nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm)
                 turn(self.optimizer, knobs)
                 self.scaler.step(self.optimizer)
+                self._settle(knobs)
+            elif self.ahead:
+                self.ahead.come_back()
         finally:
             # Also when memory ran out: the scaler takes no second update before this. It lowers its scale where a
             # gradient overflowed.
             self.scaler.update()
         self.parallel.forget_gradients(self.optimizer)
         return Update(loss, grad_norm, applied)
+
+    def _settle(self, knobs: Knobs) -> None:
+        if self.ahead:
+            self.ahead.settle()
+        if knobs.is_averaged:
+            self.tail.include()
+        else:
+            self.tail.forget()  # a run that was made longer begins its tail later
 
     def mean_loss(self, batches: Iterable[Batch]) -> float:
         """Mean over tokens of this process's and every other's batches, without dropout."""
@@ -223,6 +243,8 @@ class Engine:
     def forget_gradients(self) -> None:
         """Forget a step that was given up half-way: its gradients, and optimizer state that is incomplete as memory ran out."""
         self.parallel.forget_gradients(self.optimizer)
+        if self.ahead:
+            self.ahead.come_back()
         for state in self.optimizer.state.values():
             if "step" in state and "exp_avg_sq" not in state:
                 state.clear()
@@ -242,7 +264,21 @@ def build_engine(config: TrainConfig, shape: ModelShape, device: Device, process
     forward: Callable[[Tensor, Tensor], Tensor] = compile_model(model, device) if compiled else model
     parallel = make_parallel(forward, device, processes)
     scaler = torch.amp.GradScaler(device.kind, enabled=device.needs_scaler)
-    return Engine(config, device, processes, model, forward, parallel, optimizer, scaler, problem, bool(compiled))
+    ahead = LookAhead(optimizer, config.max_iters) if config.lookahead else None
+    return Engine(
+        config,
+        device,
+        processes,
+        model,
+        forward,
+        parallel,
+        optimizer,
+        scaler,
+        TailAverage(model),
+        ahead,
+        problem,
+        bool(compiled),
+    )
 
 
 @contextlib.contextmanager

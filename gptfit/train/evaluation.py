@@ -35,8 +35,9 @@ class Evaluator:
 
     def losses(self, micro_batch: int, poll: Callable[[], None] | None = None) -> Losses:
         """`poll` is called before each batch and may raise to stop."""
-        train = self._engine.mean_loss(self._batches("train", micro_batch, poll))
-        val = self._engine.mean_loss(self._batches("val", micro_batch, poll))
+        with self._engine.tail.in_place():
+            train = self._engine.mean_loss(self._batches("train", micro_batch, poll))
+            val = self._engine.mean_loss(self._batches("val", micro_batch, poll))
         return Losses(train, val, self.eval_tokens)
 
     @property

@@ -200,6 +200,7 @@ class Loop:
         """This process's share of an update: its gradients, exchanged with the last of them, and the sum of its losses."""
         run, step = self.run, self.progress.step
         micro_steps = run.windows_of(step) // self.micro_batch
+        run.engine.begin_step(knobs(run.config, step))
         loss_sum = torch.zeros((), device=run.device.torch_device)
         for micro_step in range(micro_steps):
             if run.processes.is_alone:

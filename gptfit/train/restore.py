@@ -23,6 +23,7 @@ def restore_from(checkpoint: Checkpoint, engine: Engine) -> Progress:
     load_weights(engine.model, checkpoint)
     if checkpoint.optimizer is not None:
         _load_optimizer(checkpoint, engine)
+    engine.tail.restore(checkpoint.average, checkpoint.averaged)
     saved = checkpoint.progress
     if engine.scaler.is_enabled() and saved.get("scaler"):
         try:

@@ -115,6 +115,8 @@ class Run:
             best_val_loss=progress.best_val_loss,
             config={**self.config.as_dict(), "init_from": self.origin},
             arch=shape.arch,
+            average=dict(self.engine.tail.weights),
+            averaged=self.engine.tail.count,
             progress={
                 **saved_progress(progress, start, self.engine, self.sampler),
                 "paces": self.paces,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from gptfit import measured
@@ -14,6 +15,7 @@ from gptfit.measured import Measurements
 from gptfit.plan.calibration import newest
 from gptfit.plan.candidates import Wish
 from gptfit.plan.propose import Proposal, Proposals, propose
+from gptfit.plan.vocabulary import SIZES
 from gptfit.units import GIB, duration, si
 from gptfit.verbs.common import check_new_config, print_json, write_config
 from gptfit.verbs.gpu_and_data import card_arguments, find_card, find_data, positive, processes_of, vocab_size
@@ -91,11 +93,21 @@ def _wish(args: argparse.Namespace, measurements: Measurements) -> Wish:
         dataset=_dataset(args.data, data.name),
         source=args.data if Path(args.data).is_file() else "",
         column=args.text_column,
+        shares=_vocabularies(args.data, args.text_column),
     )
     if args.only is None:
         return wish
     plain = args.only == "nanogpt"
     return replace(wish, recipes=("gpt2",) if plain else (args.only,), only_nanogpt_keys=plain)
+
+
+def _vocabularies(path: str, column: str) -> dict[int, float]:
+    """What vocabularies of the file's own are like; nothing where it is prepared, or where none can be learned here."""
+    if not Path(path).is_file() or find_spec("tokenizers") is None:
+        return {}
+    from gptfit.data.train_bpe import measure_vocabularies
+
+    return measure_vocabularies([path], SIZES, column)
 
 
 def _as_json(row: Proposal) -> dict[str, object]:
@@ -122,8 +134,9 @@ def _heading(choice: Proposal, wish: Wish) -> tuple[str, list[str]]:
     )
     notes = [expected]
     if plan.loss:
-        loss = plan.loss.loss
-        notes.append(f"expected validation loss {loss.value:.2f} ({loss.low:.2f} to {loss.high:.2f})")
+        loss, bits = plan.loss.loss, plan.loss.bits_per_byte
+        per_byte = f"{bits.value:.3f} bits per byte, " if choice.vocabulary and bits else ""
+        notes.append(f"expected validation loss {per_byte}{loss.value:.2f} ({loss.low:.2f} to {loss.high:.2f})")
     if plan.shape.arch == "modern":
         notes.append(MODERN_LIMITS)
     elif plan.config.chunked_loss is not True and not plan.config.checkpoint_activations:

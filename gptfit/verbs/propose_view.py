@@ -9,6 +9,7 @@ from gptfit.config.recipe import MODERN_LIMITS
 from gptfit.plan.candidates import Wish
 from gptfit.plan.loss import Loss
 from gptfit.plan.propose import Proposal, Proposals
+from gptfit.plan.result import DataFacts
 from gptfit.units import GIB, duration, si
 from gptfit.verbs.common import console
 from gptfit.verbs.next_commands import next_commands
@@ -65,9 +66,9 @@ def _table(proposals: Proposals) -> Table:
         "GiB",
         "time",
         "epochs",
+        *(["b/byte"] if bits else []),
         "loss",
         "range",
-        *(["b/byte"] if bits else []),
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in (proposals.choice, *proposals.alternatives):
@@ -109,8 +110,8 @@ def reasons(proposals: Proposals, wish: Wish) -> list[str]:
         lines.append("from scratch; GPT-2's weights, which have read 40 GB, would probably end lower")
     if plan.shape.arch == "modern":
         lines.append("the modern recipe has the lower loss; --only nanogpt proposes what stock nanoGPT trains")
-    if proposals.choice.vocabulary:
-        lines.append(f"a vocabulary of its own ({proposals.choice.vocabulary:,}): GPT-2's would be most of the model")
+    if proposals.choice.vocabulary and plan.data:
+        lines.append(_vocabulary_line(proposals.choice.vocabulary, plan.data, bool(wish.shares)))
     if plan.config.chunked_loss is True:
         lines.append("the loss in chunks, so that the logits do not fill the card")
     if plan.config.checkpoint_activations:
@@ -118,6 +119,15 @@ def reasons(proposals: Proposals, wish: Wish) -> list[str]:
     if plan.seconds and plan.seconds.high > plan.seconds.value:
         lines.append(f"at the slow end it takes {duration(plan.seconds.high)}; max_hours stops it at {wish.hours:g} h")
     return lines
+
+
+def _vocabulary_line(size: int, data: DataFacts, is_measured: bool) -> str:
+    assert data.bytes_per_token is not None
+    assert data.gpt2_bytes_per_token is not None
+    more = data.gpt2_bytes_per_token / data.bytes_per_token
+    how = "measured on a sample" if is_measured else "usual for such text"
+    tokens = f"{more:.2f} times GPT-2's tokens for the same text, {how}"
+    return f"a vocabulary of its own, {size:,} entries: a smaller head for {tokens}"
 
 
 def _is_lower(one: Loss, other: Loss) -> bool:
@@ -148,9 +158,9 @@ def _cells(row: Proposal, bits: bool) -> list[str]:
         f"{plan.memory.device.value / GIB:.1f}",
         _short(plan.seconds.value) if plan.seconds else "unknown",
         f"{plan.epochs.value:.1f}" if plan.epochs else "",
+        *([f"{per_byte.value:.2f}" if per_byte else ""] if bits else []),
         f"{loss.value:.2f}" if loss else "?",
         f"{loss.low:.1f}-{loss.high:.1f}" if loss else "",
-        *([f"{per_byte.value:.2f}" if per_byte else ""] if bits else []),
     ]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
 from gptfit.config.keys import TrainConfig
-from gptfit.logs.events import Eval, Event, Header, Message, Step
+from gptfit.logs.events import DataSaid, Eval, Event, Header, Message, Step
 from gptfit.shell import command
 from gptfit.units import count, duration, gib, percent, perplexity, si
 from gptfit.verbs.common import console
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 NARROW = 100  # columns; below this the bar is short
+UNKNOWN_DATA = DataSaid()
 
 
 class PlainView:
@@ -26,6 +28,7 @@ class PlainView:
     def __init__(self, config: TrainConfig, is_master: bool = True) -> None:
         self.config = config
         self.is_master = is_master
+        self._data = UNKNOWN_DATA
 
     def __enter__(self) -> PlainView:
         return self
@@ -38,7 +41,9 @@ class PlainView:
             print(line, flush=True)
 
     def report(self, event: Event) -> None:
-        for line in event_lines(event):
+        if isinstance(event, Header):
+            self._data = event.dataset
+        for line in event_lines(event, self._data):
             self.say(line)
 
 
@@ -78,7 +83,7 @@ def make_view(config: TrainConfig, is_master: bool) -> PlainView:
     return LiveView(config) if is_master and sys.stdout.isatty() else PlainView(config, is_master)
 
 
-def event_lines(event: Event) -> list[str]:
+def event_lines(event: Event, data: DataSaid = UNKNOWN_DATA) -> list[str]:
     """nanoGPT's own lines for steps and evals, so that what reads its output reads ours."""
     match event:
         case Header():
@@ -88,10 +93,17 @@ def event_lines(event: Event) -> list[str]:
             return [f"iter {event.step}: loss {event.loss:.4f}, time {event.ms:.2f}ms, mfu {mfu}"]
         case Eval():
             losses = f"step {event.step}: train loss {event.train_loss:.4f}, val loss {event.val_loss:.4f}"
-            return [f"{losses} ({count(event.eval_tokens or 0)} val tokens)"]
+            return [f"{losses} ({_in_bits(event, data)}{count(event.eval_tokens or 0)} val tokens)"]
         case Message():
             return [event.message]
     return []
+
+
+def _in_bits(event: Eval, data: DataSaid) -> str:
+    """A loss in a vocabulary of one's own can be compared in bits per byte only."""
+    if event.val_loss is None or not data.bytes_per_token or data.tokenizer in (None, "gpt2"):
+        return ""
+    return f"{event.val_loss / math.log(2) / data.bytes_per_token:.4f} bits per byte, "
 
 
 def header_lines(header: Header) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +107,27 @@ def test_every_point_with_value_tables_is_inside_a_range_narrower_than_without_t
             round(point.parameters), point.tokens, None, "fineweb", "modern", "muon"
         ).loss
         assert point.predicted.high - point.predicted.low < plain.high - plain.low
+
+
+def test_every_clean_point_is_inside_its_range(accuracy: ModuleType) -> None:
+    """Those that the facts mark for the fit, its shape or a check."""
+    points = [point for point in accuracy.losses.read() if point.use != "no"]
+    assert len(points) > 30
+    assert [point.name for point in points if not point.inside] == []
+
+
+def test_larger_nanochat_models_gain_less_and_less(accuracy: ModuleType) -> None:
+    """Nobody has given their losses here; what is said of them follows the trend of d12 and d20."""
+    losses = []
+    for depth in (12, 20, 24, 26, 32):
+        shape = ModelShape(depth, 1, 64 * depth, 2048, 50304, arch="modern", value_embeddings="tables")
+        answer = accuracy.losses.loss.predict(
+            shape.tied_parameters, 2e9, None, "fineweb", "modern", "muon", value_tables=shape.value_tables
+        )
+        losses.append((math.log(shape.tied_parameters), answer.loss.value))
+    slopes = [(b - d) / (a - c) for (a, b), (c, d) in itertools.pairwise(losses)]
+    assert all(slope < 0 for slope in slopes)
+    assert slopes == sorted(slopes), "each doubling is worth less than the one before"
 
 
 def test_the_constants_in_use_are_the_fitted_ones(accuracy: ModuleType) -> None:

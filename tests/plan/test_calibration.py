@@ -171,6 +171,33 @@ def test_a_proposal_for_a_calibrated_cpu_is_what_its_own_costs_allow() -> None:
     assert fast.shape.parameters > slow.shape.parameters, "a faster machine trains a larger model in the same time"
 
 
+@pytest.mark.parametrize("epochs", [1.0, 16.0])
+def test_a_calibrated_cpu_is_proposed_the_second_edition_in_its_own_vocabulary(epochs: float) -> None:
+    """Tables, projections and gates were never timed by themselves, but are products and look-ups of a known size."""
+    own = made()
+    here = measured.Measurements(devices=(record_of(own),))
+    data = DataFacts("web", Estimate.exact(2e7 / epochs), tokenizer="gpt2", bytes_per_token=4.5)
+    wish = Wish(None, 1.0, data, 50304, block_size=256, calibrated=own, source="web.parquet", shares={4096: 0.9})
+    chosen = propose(wish, here).choice
+    assert chosen.vocabulary == 4096
+    assert chosen.plan.config.backout
+    assert chosen.plan.speed is not None
+    assert chosen.plan.speed.tokens_per_s.basis == "calibrated"
+
+
+def test_what_the_second_edition_adds_costs_what_its_parts_cost() -> None:
+    plain = replace(SETTING, shape=replace(SHAPE, arch="modern"), optimizer="muon")
+    parts = {}
+    for values in ("none", "tables", "projections"):
+        parts[values] = step_parts(replace(plain, shape=replace(plain.shape, value_embeddings=values)), made())
+    layers, tokens, width = 2, SETTING.micro_tokens * SETTING.accumulation, SHAPE.n_embd
+    products = parts["projections"]["matmul"] - parts["none"]["matmul"]
+    assert products == pytest.approx(layers * 6 * width**2 * tokens * 1e-11)
+    looked_up = layers * SHAPE.vocab_size * width * 1e-9 * SETTING.accumulation
+    assert parts["tables"]["memory traffic"] - parts["none"]["memory traffic"] > looked_up
+    assert parts["tables"]["matmul"] == parts["none"]["matmul"]
+
+
 def test_tune_begins_where_the_calibration_puts_the_largest_that_fits() -> None:
     """A process holds more than what lives in it, which the plan of a card does not count."""
     machine = Machine("AMD EPYC, 2 threads", "cpu", "float32", True, "2.13", 2, 2, FREE, FREE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gptfit.plan import loss
+from gptfit.plan.overfitting import penalty
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,17 @@ def test_the_range_is_no_wider_than_015_where_the_law_is_known(parameters: int, 
 def test_four_epochs_are_worth_nearly_four_fresh_ones_and_forty_are_not() -> None:
     assert loss.effective_tokens(4e9, 1e9) == pytest.approx(3.73e9, rel=0.01)
     assert loss.effective_tokens(40e9, 1e9) < 16e9
+
+
+def test_repeats_cost_more_where_the_model_is_large_for_its_data_and_little_with_strong_decay() -> None:
+    """nanoGPT's shakespeare_char rose from 1.470 after 28 epochs to 1.704 to 1.710 after 81.6; GPT-2 on 33 epochs of
+    OpenWebText did not rise at all (both published); strong decay leaves 30 % of it (Lovelace et al. 2026).
+    """
+    rise = penalty(10.65e6, 81.6e6, 1e6) - penalty(10.65e6, 28e6, 1e6)
+    assert 1.47 + rise == pytest.approx(1.707, abs=0.01)
+    assert penalty(124e6, 294.9e9, 9.04e9) < 0.001
+    assert penalty(10e6, 30e6, 1e6, weight_decay=1.0) == pytest.approx(0.3 * penalty(10e6, 30e6, 1e6))
+    assert penalty(10e6, 1e6, 1e6) == 0
 
 
 def test_the_optimum_is_about_twenty_tokens_per_parameter() -> None:

@@ -149,7 +149,7 @@ def test_hours_are_used_on_little_data_until_they_help_no_more() -> None:
     losses = [plan.loss.loss.value for plan in plans if plan.loss]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] > losses[-1] + 0.1
-    assert plans[2].shape.parameters > 4 * plans[0].shape.parameters
+    assert plans[2].shape.tied_parameters > 4 * plans[0].shape.tied_parameters
     assert plans[2].seconds is not None
     assert plans[2].seconds.value > 1800
 
@@ -247,3 +247,31 @@ def test_what_is_written_means_the_setting_that_was_searched(wish: Wish) -> None
     for candidate in found[:: max(1, len(found) // 20)]:
         config = config_of(wish, candidate, pace.speed(candidate.setting))
         assert setting_of(config, candidate.setting.shape, place, wish.processes) == candidate.setting
+
+
+# Bytes per token beside GPT-2's, of FineWeb.
+SHARES = {2048: 0.70, 4096: 0.80, 8192: 0.88, 16384: 0.95, 32768: 0.99, 50304: 1.0}
+
+
+def test_the_vocabulary_is_searched_and_larger_models_get_larger_ones() -> None:
+    """Published fits: 8k saves FLOPs at 6 x 384, 16k at 12 x 768, nothing does from 350M on."""
+    data = replace(WEB, tokens=Estimate.exact(50e9), bytes_per_token=4.65)
+    wish = replace(WISH, data=data, source="web.parquet", shares=SHARES, recipes=("modern",))
+    answers = [propose(replace(wish, hours=hours)).choice for hours in (0.2, 24, 2000)]
+    sizes = [answer.plan.shape.vocab_size for answer in answers]
+    assert sizes == sorted(sizes)
+    assert sizes[0] in (2048, 4096, 8192)
+    assert answers[0].plan.data is not None
+    assert answers[0].plan.data.tokens.basis == "measured"
+    assert answers[-1].plan.shape.tied_parameters > 350e6
+    assert answers[-1].vocabulary is None
+
+
+def test_a_proposal_is_the_second_edition_for_its_epochs() -> None:
+    few, many = (propose(replace(WISH, data=data, hours=1)).choice.plan for data in (WEB, MDN))
+    for plan in (few, many):
+        assert plan.epochs is not None
+        wanted = recipe.second_edition(plan.shape, plan.epochs.value)
+        assert {key: getattr(plan.config, key) for key in wanted} == wanted
+    assert (few.config.value_embeddings, many.config.value_embeddings) != ("projections", "tables")
+    assert many.config.value_embeddings == "projections"

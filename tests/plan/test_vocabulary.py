@@ -35,4 +35,4 @@ def test_one_vocabulary_learned_says_what_every_smaller_one_would(shared: Path, 
     shares = measure_vocabularies([source], (512, 1024), sample_bytes=10**9)
     assert shares[512] < shares[1024] < 1
     trained = train_tokenizer([source], tmp_path / "own.json", 512)
-    assert shares[512] == pytest.approx(trained.bytes_per_token / trained.gpt2_bytes_per_token, rel=1e-3)
+    assert shares[512] == pytest.approx(trained.bytes_per_token / trained.gpt2_bytes_per_token, rel=0.03)

@@ -44,6 +44,8 @@ OF_THE_OPTIMIZER: list[dict[str, Any]] = [
     {"cautious_decay": True},
     {"momentum_start": 0.85, "momentum": 0.97, "momentum_end": 0.9},
     {"embedding_beta2": 0.995},
+    {"lookahead": 0.6},
+    {"average_tail": 0.6},
 ]
 WHOLE = {key: value for part in (*OF_THE_MODEL, *OF_THE_OPTIMIZER) for key, value in part.items()}
 WHOLE_SCHEDULE = {"momentum_start": 0.85, "momentum": 0.97, "momentum_end": 0.9}
@@ -72,6 +74,8 @@ def test_a_run_stopped_in_the_middle_ends_with_the_same_weights(
     a, b = load_checkpoint(whole), load_checkpoint(parts)
     assert a.iter_num == b.iter_num
     assert [name for name, tensor in a.model.items() if not torch.equal(tensor, b.model[name])] == []
+    assert a.averaged == b.averaged
+    assert [name for name, tensor in a.average.items() if not torch.equal(tensor, b.average[name])] == []
 
 
 @pytest.mark.parametrize("changes", OF_THE_MODEL, ids=names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import types
@@ -13,7 +14,7 @@ import pytest
 
 from gptfit.config.keys import TrainConfig
 from gptfit.errors import ConfigError
-from gptfit.logs.events import Event, Step
+from gptfit.logs.events import DataSaid, Eval, Event, Step
 from gptfit.logs.runlog import read_run
 from gptfit.train.train import train
 from gptfit.verbs.train_view import LiveView, event_lines, live_figures, summary_lines
@@ -50,6 +51,13 @@ def test_lines_are_nanogpts(small_config: MakeConfig) -> None:
     assert re.search(r"^iter 7: loss \d\.\d{4}, time \d+\.\d\dms, mfu \d+\.\d\d%$", text, re.M)
     assert re.search(r"^step 8: train loss \d\.\d{4}, val loss \d\.\d{4}", text, re.M)
     assert "tokens per iteration will be: 128" in text
+
+
+def test_losses_in_a_vocabulary_of_ones_own_are_said_in_bits_per_byte() -> None:
+    data = DataSaid(tokenizer="tokenizer.json", bytes_per_token=4.0)
+    found = Eval(step=8, train_loss=2.0, val_loss=4 * math.log(2), eval_tokens=512)
+    assert event_lines(found, data)[0].endswith("val loss 2.7726 (1.0000 bits per byte, 512 val tokens)")
+    assert "bits" not in event_lines(found, DataSaid(tokenizer="gpt2", bytes_per_token=4.0))[0]
 
 
 def test_the_summary_names_the_next_command(small_config: MakeConfig, tmp_path: Path) -> None:

@@ -70,7 +70,8 @@
       if (run.status === "running") status.className = "live";
       cell(row, run.step.toLocaleString("en") + (run.max_iters ? " of " + run.max_iters.toLocaleString("en") : ""), "step");
       cell(row, run.loss === null ? "" : run.loss.toFixed(3), "loss");
-      cell(row, run.val_loss === null ? "" : run.val_loss.toFixed(4), "validation");
+      const bits = run.bits_per_byte === null ? "" : run.bits_per_byte.toFixed(4) + " bits/byte, ";
+      cell(row, run.val_loss === null ? "" : bits + run.val_loss.toFixed(4), "validation");
       cell(row, run.status === "running" ? time(run.seconds_left) : "", "left");
       cell(row).appendChild(spark(run.spark));
       return row;

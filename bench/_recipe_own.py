@@ -1,0 +1,108 @@
+"""A vocabulary of the text's own: nanoGPT's 30M bits per byte, and the training seconds the recipe needs for them."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from _recipe_compare import read_found, spread
+from _recipe_runs import REPO, VOCABULARY, Curve, Kept, Runner, Setup, fingerprint
+
+from gptfit.dataset import read_dataset
+from gptfit.units import si
+
+KEPT = REPO / "bench" / "recipe_own.jsonl"
+FACTS = REPO / "bench" / "recipe_own.json"
+SIZE = 8_192  # what published fits have as the best at 6 x 384
+VOCABULARY["own8k"] = SIZE
+SETUP = Setup("30M own", "own8k", 6, 6, 384, 256, 16, steps=736, rates=(), eval_iters=12, share=6.5)
+SETUP30 = replace(SETUP, tokenizer="gpt2")
+EVALUATIONS = 2
+TARGET = 15.0  # nanoGPT's training seconds over ours
+TIMED_STEPS = 4
+
+
+@dataclass(frozen=True)
+class OwnFacts:
+    """What the bits are counted with, and nanoGPT's time; the curves are kept beside."""
+
+    bytes_per_token: float
+    gpt2_bytes_per_token: float
+    nanogpt_loss: float  # nats per GPT-2 token: the mean of its seeds' last checkpoints
+    nanogpt_ms: float
+
+    @property
+    def target_bits(self) -> float:
+        return self.nanogpt_loss / math.log(2) / self.gpt2_bytes_per_token
+
+    @property
+    def target_loss(self) -> float:
+        """The same in nats per token of the own vocabulary."""
+        return self.target_bits * math.log(2) * self.bytes_per_token
+
+    def bits(self, loss: float) -> float:
+        return loss / math.log(2) / self.bytes_per_token
+
+    def seconds_ratio(self, curve: Curve) -> float | None:
+        reached = curve.reach(self.target_loss)
+        if reached is None:
+            return None
+        return SETUP.steps * self.nanogpt_ms / (reached / SETUP.tokens_per_step * curve.ms_per_step)
+
+
+def run_name(seed: int) -> str:
+    keys = fingerprint(SETUP.keys | SETUP.edition_keys)
+    return f"{SETUP.name} modern seed {seed} steps {SETUP.our_steps}, {keys}"
+
+
+def run_own(runner: Runner, gpt2: Runner, kept: Kept, seeds: int) -> None:
+    """Both programs' times here and now: to be run alone on the machine."""
+    usual = next(found for found in read_found() if found.setup.name == "30M")
+    steps = {"max_iters": TIMED_STEPS, "lr_decay_iters": TIMED_STEPS, "eval_interval": TIMED_STEPS, "eval_iters": 1}
+    timed = gpt2.nanogpt_curve(replace(usual.setup, eval_iters=1), usual.rate, 1, **steps, log_interval=1)
+    own, theirs = (val_bytes_per_token(which.data) for which in (runner, gpt2))
+    loss = statistics.fmean(curve.final for curve in usual.theirs)
+    facts = OwnFacts(own, theirs, loss, timed.ms_per_step)
+    FACTS.write_text(json.dumps(facts.__dict__, indent=1) + "\n", encoding="utf-8")
+    every = {"max_iters": SETUP.our_steps, "eval_interval": SETUP.our_steps // EVALUATIONS, "compile": True}
+    for seed in range(1, seeds + 1):
+        kept.get(run_name(seed), partial(runner.gptfit_curve, SETUP, seed, **every, log_interval=1))
+
+
+def val_bytes_per_token(folder: Path) -> float:
+    """Of the held-out documents, which are the same in every vocabulary."""
+    val = read_dataset(folder).val
+    assert val is not None
+    assert val.text_bytes
+    return val.text_bytes / val.tokens
+
+
+def own_lines() -> list[str]:
+    """The section of docs/recipe.md."""
+    kept = Kept(KEPT)
+    curves = [curve for seed in range(1, 4) if (curve := kept.find(run_name(seed)))]
+    if not FACTS.exists() or not curves:
+        return [f"Not run yet. Aim: 1/{TARGET:g}.", ""]
+    facts = OwnFacts(**json.loads(FACTS.read_text(encoding="utf-8")))
+    return ["| model | val, bits per byte | steps | ms per step | seconds for nanoGPT's bits per byte |",
+            "|---|---|---:|---:|---|",
+            (f"| nanoGPT 30M, GPT-2's vocabulary, {si(SETUP30.parameters('gpt2'))} parameters | {facts.target_bits:.3f} "
+            f"| {SETUP.steps} | {facts.nanogpt_ms:.0f} | |"),
+            _row(facts, curves), ""]  # fmt: skip
+
+
+def _row(facts: OwnFacts, curves: Sequence[Curve]) -> str:
+    ratios = [ratio for curve in curves if (ratio := facts.seconds_ratio(curve))]
+    all_reached = len(ratios) == len(curves)
+    said = f"1/{spread(ratios, 1)} (aim 1/{TARGET:g})" if all_reached else f"reached by {len(ratios)} of {len(curves)}"
+    bits, ms = [facts.bits(c.final) for c in curves], [c.ms_per_step for c in curves]
+    seeds = f"{len(curves)} seed{'s' * (len(curves) > 1)}"
+    return (
+        f"| modern, edition 2, its own {SIZE:,}, {si(SETUP.parameters('modern', 2))} parameters, {curves[0].how}, {seeds} "
+        f"| {spread(bits, 3)} | {SETUP.our_steps} | {spread(ms, 0)} | {said} |"
+    )
