@@ -1,24 +1,19 @@
-"""Several processes on this machine, started once for a list of runs: starting Python and torch is most of their time."""
+"""Several processes on this machine, started once for a list of runs."""
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 from gptfit.config.keys import TrainConfig
 from gptfit.logs.runlog import read_run
-from tests.small_runs import REPO
+from tests.forking import Started, fork
 
 PROGRAM = """
-import json, os, sys
 from gptfit.config.keys import TrainConfig
 from gptfit.train.train import train
 {before}
-for port, values in json.loads(sys.argv[1]):
+for port, values in {runs!r}:
     os.environ["MASTER_PORT"] = port
     train(TrainConfig(**values))
 """
@@ -30,20 +25,11 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def start_processes(count: int, configs: list[TrainConfig], before: str = "") -> list[subprocess.Popen[str]]:
+def start_processes(count: int, configs: list[TrainConfig], before: str = "") -> list[Started]:
     """`before` is run in each process first; it may look at os.environ["RANK"]."""
-    runs = json.dumps([(free_port(), config.as_dict()) for config in configs])
-    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(before=before), runs],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(count)
-    ]
+    program = PROGRAM.format(before=before, runs=[(free_port(), config.as_dict()) for config in configs])
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    return [fork(program, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
 
 
 def train_together(count: int, *configs: TrainConfig, before: str = "") -> None:

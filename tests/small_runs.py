@@ -15,6 +15,7 @@ import pytest
 
 from gptfit.config.keys import TrainConfig
 from gptfit.logs.events import Event, Message
+from tests.forking import Started, fork, gptfit_program
 
 REPO = Path(__file__).resolve().parents[1]
 VOCAB_SIZE = 65
@@ -72,13 +73,22 @@ def small_config(token_folder: Path, tmp_path: Path) -> Callable[..., TrainConfi
     return make
 
 
-def start_gptfit(config: TrainConfig, *extra: str, **options: Any) -> subprocess.Popen[str]:
-    """`gptfit train` with this config in a process of its own."""
+def words_of(config: TrainConfig) -> list[str]:
+    """The config as words of a command line."""
     defaults = TrainConfig().as_dict()
-    words = [f"--{key}={value}" for key, value in config.as_dict().items() if value != defaults[key]]
+    return [f"--{key}={value}" for key, value in config.as_dict().items() if value != defaults[key]]
+
+
+def fork_gptfit(config: TrainConfig, env: dict[str, str] | None = None, before: str = "") -> Started:
+    """`gptfit train` with this config in a process of its own; `before` is run there first."""
+    return fork(before + gptfit_program(["train", *words_of(config)]), env)
+
+
+def start_gptfit(config: TrainConfig, *extra: str, **options: Any) -> subprocess.Popen[str]:
+    """As fork_gptfit, by a Python of its own: a few seconds more, for tests of how a process starts or ends."""
     environment = {**os.environ, "PYTHONPATH": str(REPO), **options.pop("env", {})}
     return subprocess.Popen(
-        [sys.executable, "-m", "gptfit", "train", *words, *extra],
+        [sys.executable, "-m", "gptfit", "train", *words_of(config), *extra],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -12,9 +12,9 @@ from statistics import median
 
 import pytest
 
-REPO = Path(__file__).resolve().parent.parent
-PACKAGE = REPO / "gptfit"
-FILES = sorted(PACKAGE.rglob("*.py"))
+from .sources import FILES, PACKAGE, nodes, parsed
+
+REPO = PACKAGE.parent
 LONGEST_FUNCTION = 60  # lines
 USUAL_FUNCTION = 10  # lines; the median
 
@@ -63,7 +63,7 @@ QUESTIONS = [
 def names(file: Path) -> set[str]:
     """What a file defines at its top, and the members of its classes as Class.member."""
     found: set[str] = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in parsed(file).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
@@ -87,7 +87,7 @@ def test_there_are_thirty_questions_and_most_packages_are_asked_about() -> None:
 def test_no_function_is_too_long_and_most_are_short() -> None:
     lengths = {}
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes(file):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 where = f"{file.relative_to(REPO)}:{node.lineno} {node.name}"
                 lengths[where] = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -98,7 +98,7 @@ def test_no_function_is_too_long_and_most_are_short() -> None:
 def test_no_two_modules_share_a_class_name() -> None:
     homes = defaultdict(list)
     for file in FILES:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in parsed(file).body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(str(file.relative_to(REPO)))
     shared = {name: places for name, places in homes.items() if len(places) > 1}
@@ -126,7 +126,7 @@ def test_every_file_the_architecture_page_names_is_there() -> None:
 def imported_modules(file: Path) -> set[str]:
     """Modules of ours that a file imports anywhere, inside functions and for type checkers too."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -23,6 +23,7 @@ from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
 from gptfit.errors import DataError
 from gptfit.files import FolderLock
+from tests.forking import fork, gptfit_program
 
 from .conftest import Kept, WriteParquet, digest, stories
 
@@ -105,10 +106,6 @@ def test_stopped_when_the_limit_is_reached_nothing_is_added_after_it(
     assert manifests[0]["splits"] == manifests[1]["splits"]
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "gptfit", "prepare", *map(str, words)]
-
-
 def test_sigkill_at_random_moments_ends_in_the_same_bytes(shared: Path, tmp_path: Path) -> None:
     """The real signal on the real file, a few times; bench/prepare.py does it twenty times."""
     folder = tmp_path / "sources"
@@ -120,13 +117,14 @@ def test_sigkill_at_random_moments_ends_in_the_same_bytes(shared: Path, tmp_path
     rng = random.Random(2)
     kills = 0
     for _ in range(3):
-        process = subprocess.Popen(command(folder, "--out", out), stdout=subprocess.DEVNULL)
+        process = fork(gptfit_program(["prepare", str(folder), "--out", str(out)]))
         deadline = time.monotonic() + 60
         while not (out / "train.bin.part").exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.5))
         process.kill()
-        kills += process.wait() == -signal.SIGKILL
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
     assert kills >= 1
     prepare(PrepareOptions((str(folder),), out))
     assert digest(out) == digest(undisturbed.folder)
@@ -336,9 +334,7 @@ def test_ctrl_c_keeps_what_is_written(shared: Path, tmp_path: Path) -> None:
         (folder / f"{i}.parquet").symlink_to(shared / "data" / "web_mdn.parquet")
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         out = tmp_path / signal_number.name
-        process = subprocess.Popen(
-            command(folder, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = fork(gptfit_program(["prepare", str(folder), "--out", str(out)]))
         while not (out / "prepare.journal.json").exists() and process.poll() is None:
             time.sleep(0.01)
         time.sleep(0.3)

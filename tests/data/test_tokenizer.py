@@ -61,18 +61,23 @@ def test_long_blanks_do_not_panic_tiktoken_and_keep_their_tokens(text: str) -> N
     assert tokens(text, "tiktoken") == tokens(text, "fastokens")
 
 
-def test_tiktoken_agrees_on_every_token_of_the_web_files(shared: Path) -> None:
-    for name, expected in (("web_usgov", 3_037_067), ("web_mdn", 14_683_533)):
-        column = pq.read_table(shared / "data" / f"{name}.parquet", columns=["text"]).column("text")
-        total = 0
-        for chunk in column.chunks:
-            texts = chunk.to_pylist()
-            ids, ends = gpt2_tokenizer("fastokens").encoder.encode_batch(texts)
-            oracle_ids, oracle_ends = gpt2_tokenizer("tiktoken").encoder.encode_batch(texts)
-            np.testing.assert_array_equal(ids, oracle_ids)
-            np.testing.assert_array_equal(ends, oracle_ends)
-            total += len(ids)
-        assert total == expected
+@pytest.mark.parametrize(
+    ("name", "stride", "expected"),
+    [
+        ("web_usgov", 1, 3_037_067),
+        ("web_mdn", 8, None),
+        pytest.param("web_mdn", 1, 14_683_533, marks=pytest.mark.slow),
+    ],
+)
+def test_tiktoken_agrees_on_every_token_of_the_web_files(
+    shared: Path, name: str, stride: int, expected: int | None
+) -> None:
+    texts = pq.read_table(shared / "data" / f"{name}.parquet", columns=["text"]).column("text").to_pylist()[::stride]
+    ids, ends = gpt2_tokenizer("fastokens").encoder.encode_batch(texts)
+    oracle_ids, oracle_ends = gpt2_tokenizer("tiktoken").encoder.encode_batch(texts)
+    np.testing.assert_array_equal(ids, oracle_ids)
+    np.testing.assert_array_equal(ends, oracle_ends)
+    assert len(ids) == expected if expected else len(ids) > 10**6
 
 
 def test_edge_rows_have_their_known_lengths(shared: Path) -> None:

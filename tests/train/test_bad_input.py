@@ -23,7 +23,7 @@ from gptfit.files import FolderLock
 from gptfit.logs.events import Event
 from gptfit.train.evaluation import Evaluator, Losses
 from gptfit.train.train import train
-from tests.small_runs import start_gptfit, told
+from tests.small_runs import fork_gptfit, told
 
 MakeConfig = Callable[..., TrainConfig]
 
@@ -207,16 +207,12 @@ def test_a_best_model_that_could_not_be_written_is_tried_again(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file size limits as Linux has them")
 def test_a_write_that_fails_half_way_leaves_the_previous_checkpoint(small_config: MakeConfig, tmp_path: Path) -> None:
-    import resource
-
     train(small_config(max_iters=2))
     out = tmp_path / "out"
     before = (out / LAST).read_bytes()
     limit = len(before) // 2
-    process = start_gptfit(
-        small_config(init_from="resume"),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
+    limited = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+    process = fork_gptfit(small_config(init_from="resume"), before=limited)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 1, output + errors
     assert "the previous checkpoint is untouched" in output

@@ -27,7 +27,7 @@ from gptfit.train import saver as saver_module
 from gptfit.train.engine import Engine
 from gptfit.train.faults import smaller_micro_batch
 from gptfit.train.train import TrainResult, train
-from tests.small_runs import start_gptfit, told
+from tests.small_runs import fork_gptfit, start_gptfit, told
 
 MakeConfig = Callable[..., TrainConfig]
 posix_only = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
@@ -54,7 +54,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_weights(small_config:
     moments = random.Random(7)
     for _ in range(3):
         start = "resume" if (killed / LAST).is_file() else "scratch"
-        process = start_gptfit(small_config(out_dir=str(killed), init_from=start, **common))
+        process = fork_gptfit(small_config(out_dir=str(killed), init_from=start, **common))
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("iter"):
@@ -72,7 +72,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_weights(small_config:
 @posix_only
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_resume(small_config: MakeConfig, tmp_path: Path, number: int) -> None:
-    process = start_gptfit(small_config(max_iters=100_000, lr_decay_iters=100_000, eval_interval=100_000))
+    process = fork_gptfit(small_config(max_iters=100_000, lr_decay_iters=100_000, eval_interval=100_000))
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("iter 3:"):
