@@ -32,7 +32,7 @@ from _recipe_own import SIZE, run_own
 from _recipe_runs import REPO, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config.keys import DEFAULTS, INGREDIENTS, TrainConfig
-from gptfit.config.recipe import training_keys
+from gptfit.config.recipe import momentum_keys, training_keys
 from gptfit.device.device import find_device
 from gptfit.train.train import train
 
@@ -147,7 +147,7 @@ def compare(
         "compile": is_compiled,
         "log_interval": 1,
     }
-    ingredients = {key: DEFAULTS[key] for key in INGREDIENTS} | setup.edition_keys
+    ingredients = {key: DEFAULTS[key] for key in INGREDIENTS} | setup.edition_keys | momentum_keys(steps)
     recipe = fingerprint(setup.keys | training_keys(steps) | ingredients)
 
     def nanogpt(rate: float, seed: int) -> Curve:

@@ -131,6 +131,17 @@ def second_edition(shape: ModelShape, epochs: float = 0.0) -> dict[str, Any]:
     return {**SECOND_EDITION, "value_embeddings": values, "bigram": is_bigram}
 
 
+LONG_MEMORY, SHORT_MEMORY, MEMORY_FRACTION = 100 / 3, 10.0, 1 / 30  # updates that Muon's momentum remembers
+MOMENTUM_FALL = 0.07  # from its height to its end
+
+
+def momentum_keys(max_iters: int) -> dict[str, Any]:
+    """nanochat's 0.97 remembers 33 updates of thousands; a run of a hundred would still be moving by its first ones."""
+    memory = max(SHORT_MEMORY, min(LONG_MEMORY, MEMORY_FRACTION * max_iters))
+    height = round(1 - 1 / memory, 3)
+    return {"momentum": height, "momentum_end": round(height - MOMENTUM_FALL, 3)}
+
+
 def edition_shape(shape: ModelShape, epochs: float = 0.0) -> ModelShape:
     """The model the second edition makes of this one."""
     keys = second_edition(shape, epochs)
@@ -170,7 +181,7 @@ def modern_keys(
     keys |= {key: value for key, value in _size_keys(sized, given, data.vocab_size).items() if key not in given}
     max_iters = int(keys.get("max_iters", config.max_iters))
     times = epochs(sized, keys, data)
-    edition = second_edition(sized.shape(data.vocab_size), times)
+    edition = second_edition(sized.shape(data.vocab_size), times) | momentum_keys(max_iters)
     keys |= {key: value for key, value in edition.items() if key not in given}
     training = training_keys(max_iters) | many_epochs_keys(times, data.has_documents)
     return keys | {key: value for key, value in training.items() if key not in on_command_line}

@@ -34,7 +34,7 @@ def config_of(wish: Wish, candidate: PlannedRun, speed: Speed) -> TrainConfig:
         "eval_iters": eval_iters,
     }
     if setting.shape.arch == "modern":
-        values |= {**recipe.training_keys(max_iters), **recipe.SECOND_EDITION}
+        values |= {**recipe.training_keys(max_iters), **recipe.SECOND_EDITION, **recipe.momentum_keys(max_iters)}
         values |= {name: getattr(setting.shape, name) for name in ("value_embeddings", "bigram")}
     values |= regular
     if wish.only_nanogpt_keys:

@@ -14,6 +14,7 @@ from gptfit.config.recipe import (
     adamw_rate,
     head_count,
     modern_keys,
+    momentum_keys,
     optimal_tokens,
     second_edition,
     tokens_per_step,
@@ -119,6 +120,12 @@ def test_a_plan_warns_of_a_rate_that_was_tuned_for_adamw() -> None:
 def test_the_recipe_and_somebodys_weights_are_two_models() -> None:
     with pytest.raises(UsageError, match="leave one of them out"):
         load_words("--recipe=modern", "--init_from=gpt2")
+
+
+def test_momentum_remembers_as_large_a_part_of_a_short_run_as_of_a_long_one() -> None:
+    assert momentum_keys(3_000) == {"momentum": 0.97, "momentum_end": 0.9}, "nanochat's"
+    assert momentum_keys(600)["momentum"] == 0.95
+    assert momentum_keys(80)["momentum"] == momentum_keys(300)["momentum"] == 0.9
 
 
 def test_tables_are_in_the_second_edition_where_they_are_small_and_the_data_is_not_read_often() -> None:

@@ -273,7 +273,7 @@ def test_a_proposal_is_the_second_edition_for_its_epochs() -> None:
     few, many = (propose(replace(WISH, data=data, hours=1)).choice.plan for data in (WEB, MDN))
     for plan in (few, many):
         assert plan.epochs is not None
-        wanted = recipe.second_edition(plan.shape, plan.epochs.value)
+        wanted = recipe.second_edition(plan.shape, plan.epochs.value) | recipe.momentum_keys(plan.config.max_iters)
         assert {key: getattr(plan.config, key) for key in wanted} == wanted
     assert (few.config.value_embeddings, many.config.value_embeddings) != ("projections", "tables")
     assert many.config.value_embeddings == "projections"
