@@ -8,6 +8,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
+from _recipe_aims import aim_lines
 from _recipe_compare import Comparison, read_found, table
 from _recipe_epochs import epoch_lines
 from _recipe_groups import group_lines
@@ -84,7 +85,14 @@ def render(facts: dict[str, Any], comparisons: list[Comparison]) -> str:
     )
     taken, added = ([v for v in VARIANTS[1:] if v.takes_out == takes_out] for takes_out in (True, False))
     small = [variant.name for variant in taken if _worth(rows, variant) < noise]
-    lines = [*INTRODUCTION, *_beside_nanogpt(comparisons), "## What each ingredient is worth", ""]
+    lines = [
+        *INTRODUCTION,
+        *AIMS,
+        *aim_lines(comparisons),
+        *_beside_nanogpt(comparisons),
+        "## What each ingredient is worth",
+        "",
+    ]
     lines += [textwrap.fill(about, WIDTH), "", *_table("the recipe, but", taken, rows), ""]
     if small:
         nothing = f"Worth nothing that can be seen at the recipe's rate: {'; '.join(small)}. {KEPT}"
@@ -193,6 +201,7 @@ OWN_VOCABULARY = [
     "time per step and ours are of one machine and one hour, nanoGPT in float32 as it ships for a CPU.",
     "",
 ]
+AIMS = ["## What was to be reached", ""]
 SECOND_EDITION = [
     "## The second edition, by group",
     "",

@@ -105,6 +105,13 @@ def epoch_lines() -> list[str]:
     return lines
 
 
+def gains_of(case: Case) -> list[float]:
+    """By how much the preset ends below the plain recipe, seed by seed."""
+    kept = Kept(KEPT)
+    plain, preset = (_curves(kept, case, name, keys) for name, keys in sides(case).items())
+    return [a.final - b.final for a, b in zip(plain, preset, strict=False)]
+
+
 def _curves(kept: Kept, case: Case, name: str, keys: dict[str, Any]) -> list[Curve]:
     found = (kept.find(run_name(case, name, keys, seed)) for seed in range(1, 4))
     return [curve for curve in found if curve]

@@ -82,10 +82,14 @@ def val_bytes_per_token(folder: Path) -> float:
     return val.text_bytes / val.tokens
 
 
+def own_curves() -> list[Curve]:
+    kept = Kept(KEPT)
+    return [curve for seed in range(1, 4) if (curve := kept.find(run_name(seed)))]
+
+
 def own_lines() -> list[str]:
     """The section of docs/recipe.md."""
-    kept = Kept(KEPT)
-    curves = [curve for seed in range(1, 4) if (curve := kept.find(run_name(seed)))]
+    curves = own_curves()
     if not FACTS.exists() or not curves:
         return [f"Not run yet. Aim: 1/{TARGET:g}.", ""]
     facts = OwnFacts(**json.loads(FACTS.read_text(encoding="utf-8")))

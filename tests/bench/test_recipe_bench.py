@@ -82,3 +82,17 @@ def test_every_kept_curve_can_be_read(runs: ModuleType, repo: Path) -> None:
     entries = [json.loads(line) for line in lines]
     assert len({entry["run"] for entry in entries}) == len(entries)
     assert all(runs.curve_of(entry["curve"]).final > 1 for entry in entries)
+
+
+def test_seconds_with_an_own_vocabulary_are_compared_at_equal_bits_per_byte(
+    runs: ModuleType, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 nats per token of 4 bytes are 3 per token of 3: reached half-way through the second half of the steps."""
+    own = importlib.import_module("_recipe_own")
+    facts = own.OwnFacts(bytes_per_token=3.0, gpt2_bytes_per_token=4.0, nanogpt_loss=4.0, nanogpt_ms=6000.0)
+    assert facts.target_loss == pytest.approx(3.0)
+    tokens = own.SETUP.tokens_per_step
+    points = tuple(runs.Point(step * tokens, loss) for step, loss in ((0, 9.0), (50, 4.0), (100, 2.0)))
+    curve = runs.Curve(points, ms_per_step=2000.0, how="float32")
+    assert facts.seconds_ratio(curve) == pytest.approx(736 * 6.0 / (75 * 2.0))
+    assert facts.seconds_ratio(runs.Curve(points[:2], 2000.0, "float32")) is None

@@ -1,0 +1,74 @@
+"""What the second edition was to reach, beside what the kept runs say; what has not been measured is said so."""
+
+from __future__ import annotations
+
+import json
+
+from _recipe_compare import STEP_TARGET, Comparison, spread
+from _recipe_epochs import CASES, gains_of
+from _recipe_epochs import TARGET as EPOCHS_TARGET
+from _recipe_groups import HORIZONS, WHOLE, read_groups
+from _recipe_groups import KEPT as GROUPS_KEPT
+from _recipe_own import FACTS, OwnFacts, own_curves
+from _recipe_own import TARGET as OWN_TARGET
+from _recipe_runs import Kept
+
+NOT_YET = "not measured yet"
+GROUPS_SHARE = 0.75  # of the first edition's tokens
+SHARES = {"5M": 10.0, "30M": 6.5}  # of nanoGPT's tokens
+
+
+def aim_lines(comparisons: list[Comparison]) -> list[str]:
+    lines = ["| aim of the second edition | found |", "|---|---|"]
+    second = {found.setup.name: found for found in comparisons if found.edition == 2}
+    first = {found.setup.name: found for found in comparisons if found.edition == 1}
+    for name, share in SHARES.items():
+        before = f"the first edition: 1/{spread(first[name].tokens_ratios, 1)}" if name in first else ""
+        lines.append(
+            f"| {name}: nanoGPT's final loss with 1/{share:g} of the tokens | {_tokens(second.get(name))}; {before} |"
+        )
+    steps = [f"{found.setup.name} {_step(found):.2f}" for found in second.values() if found.is_timed]
+    lines.append(f"| a step at most {STEP_TARGET:.2f} times gpt2's | {', '.join(steps) or NOT_YET} |")
+    lines.append(f"| the first edition's loss with {GROUPS_SHARE} of its tokens | {_groups()} |")
+    lines.append(f"| own vocabulary: 1/{OWN_TARGET:g} of nanoGPT's seconds at 30M | {_own()} |")
+    lines.append(f"| 16 epochs of 1M tokens: {EPOCHS_TARGET} nats below the plain recipe | {_epochs()} |")
+    return [*lines, ""]
+
+
+def _tokens(found: Comparison | None) -> str:
+    if found is None:
+        return NOT_YET
+    target = f"{found.target:.3f}"
+    if not found.is_reached:
+        finals = spread([curve.final for curve in found.ours], 3)
+        return (
+            f"missed: {finals} after 1/{found.setup.share:g} of the tokens instead of {target}, {len(found.ours)} seeds"
+        )
+    return f"1/{spread(found.tokens_ratios, 1)}, {len(found.ours)} seeds"
+
+
+def _step(found: Comparison) -> float:
+    return found.ms_per_step["modern"] / found.ms_per_step["gpt2"]
+
+
+def _groups() -> str:
+    kept, said = Kept(GROUPS_KEPT), []
+    for steps in HORIZONS:
+        for row in read_groups(kept, steps):
+            if row.group is WHOLE and row.tokens_share:
+                said.append(f"{row.tokens_share:.2f} after {steps:,} steps, {len(row.curves)} seeds")
+    return ", ".join(said) or NOT_YET
+
+
+def _own() -> str:
+    curves = own_curves()
+    if not curves or not FACTS.exists():
+        return NOT_YET
+    facts = OwnFacts(**json.loads(FACTS.read_text(encoding="utf-8")))
+    ratios = [ratio for curve in curves if (ratio := facts.seconds_ratio(curve))]
+    return f"1/{spread(ratios, 1)}" if len(ratios) == len(curves) else "missed: its bits per byte were not reached"
+
+
+def _epochs() -> str:
+    said = [f"{case.setup.name[7:]} tokens: {spread(gains, 3)}" for case in CASES if (gains := gains_of(case))]
+    return ", ".join(said) or NOT_YET
