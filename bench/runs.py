@@ -16,8 +16,9 @@ from typing import TypeVar
 
 from gptfit.compare.comparison import compare_runs
 from gptfit.logs.open_run import open_run
-from gptfit.pages.report import data_block, page_data
+from gptfit.pages.report import page_data
 from gptfit.pages.run_list import Listing
+from gptfit.pages.shell import data_block
 
 T = TypeVar("T")
 READ_LIMIT_S = 10.0  # issue: a log with a million steps is read in under 10 s

@@ -25,6 +25,7 @@ WARM_UP_STEPS = 5
 # Half the distance between the quartiles of step times: below 1 % on a card of one's own, 20 % and more on shared cores.
 BUSY_SPREAD = 0.1
 FEWEST_TIMES = 12
+OUR_MODELS = ("gptfit", "nanogpt")  # trainers whose model is what the config says; others have their own
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class RunFacts:
     def as_config(self) -> TrainConfig | None:
         """The keys as a config for `plan`, or None when the model or the batch is not known."""
         known = all(key in self.config for key in ("n_layer", "n_embd", "block_size", "batch_size"))
-        if not known or self.kind == "nanochat":
+        if not known or self.kind not in OUR_MODELS:
             return None
         own = {"chunked_loss": False} if self.kind == "nanogpt" else {}  # what gptfit would decide for itself
         config = TrainConfig.unchecked(**own | self.config)
@@ -276,8 +277,9 @@ def _tokenizer(header: Header, config: dict[str, Any]) -> str | None:
         fixed = header.dataset.tokenizer in ("gpt2", "bytes")
         sha = "" if fixed else header.dataset.tokenizer_sha256 or ""
         return f"{header.dataset.tokenizer} {sha[:8]}".strip()
-    if header.kind == "nanochat":
-        return f"nanochat's own, {config['vocab_size']:,} tokens" if config.get("vocab_size") else "nanochat's own"
+    if header.kind not in OUR_MODELS:
+        own = f"{header.kind}'s own"
+        return f"{own}, {config['vocab_size']:,} tokens" if config.get("vocab_size") else own
     vocab = config.get("vocab_size") or (header.shape.vocab_size if header.shape else None)
     if not vocab:
         return None

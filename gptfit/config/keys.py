@@ -10,6 +10,7 @@ from typing import Any
 
 from gptfit.config.check import find_conflicts
 from gptfit.config.key import AMOUNT, COUNT, FRACTION, SHARE, SHARES, Key, key, keys_of
+from gptfit.config.optimizer_facts import OPTIMIZERS
 from gptfit.errors import ConfigError, Problem
 from gptfit.schedule import SCHEDULE_NAMES, batch_part, batches_until
 from gptfit.shape import ModelShape
@@ -157,7 +158,7 @@ class TrainConfig:
         "adamw",
         "AdamW, or Muon for the blocks' matrices and AdamW for the rest",
         within=None,
-        choices=("adamw", "muon"),
+        choices=tuple(OPTIMIZERS),
         affects=_everything,
         on_resume="frozen",
     )

@@ -1,4 +1,4 @@
-"""The header of a foreign log: its config from a file, the echo or the file name, checked against the log's own MFU."""
+"""The header of another program's log: its config from a file, the echo or the file name, checked against the log's own MFU."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ def build_header(path: Path, parsed: ParsedLog, config_path: Path | None) -> Hea
         "memory_gib": parsed.facts.get("memory_gib"),
         "dataset": {"folder": config.get("dataset")},
     }
-    said |= _nanochat_facts(parsed) if parsed.kind == "nanochat" else _nanogpt_facts(parsed, config, said)
+    said |= _nanogpt_facts(parsed, config, said) if parsed.kind == "nanogpt" else _printed_facts(parsed)
     return header_from_json(said)
 
 
-def _nanochat_facts(parsed: ParsedLog) -> dict[str, Any]:
+def _printed_facts(parsed: ParsedLog) -> dict[str, Any]:
+    """Other models are counted as their own programs count them."""
     return {key: parsed.facts.get(key) for key in ("parameters", "flops_per_token", "processes")}
 
 
@@ -72,8 +73,8 @@ def _name(path: Path) -> str:
 
 def _config(path: Path, parsed: ParsedLog, config_path: Path | None) -> dict[str, Any]:
     """A given file wins over the echo, the echo over the file name. Keys nothing speaks of stay unknown."""
-    if parsed.kind == "nanochat":
-        return _nanochat_config(parsed)
+    if parsed.kind != "nanogpt":
+        return dict(parsed.config)
     if config_path is not None:
         file = read_config_file(config_path)
         parsed.notes.append(f"config taken from {config_path}, nanoGPT's defaults for the rest")
@@ -116,17 +117,6 @@ def _config_from_name(path: Path, parsed: ParsedLog) -> dict[str, Any]:
         f"no config in the log: {shape[1]} layers x {shape[2]} and batch {batch[1]} x {batch[2]} were read from the file name "
         "and explain the log's own MFU; other keys are unknown, --config supplies them"
     )
-    return config
-
-
-def _nanochat_config(parsed: ParsedLog) -> dict[str, Any]:
-    config = dict(parsed.config)
-    for fact, key in (("vocab_size", "vocab_size"), ("max_iters", "max_iters"), ("batch_size", "batch_size")):
-        if fact in parsed.facts:
-            config[key] = parsed.facts[fact]
-    if "accumulation" in parsed.facts:
-        # nanochat counts per process; the key counts all processes together.
-        config["gradient_accumulation_steps"] = parsed.facts["accumulation"] * parsed.facts.get("processes", 1)
     return config
 
 

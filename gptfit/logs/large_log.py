@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gptfit.errors import RunError
-from gptfit.logs.open_run import open_run, run_from_text
+from gptfit.logs.events import EVENT_WORDS, Step
+from gptfit.logs.open_run import FORMATS, open_run, run_from_text
 from gptfit.logs.runlog import RUN_LOG, RunLog, assemble, parse_event, read_run
 
 # Read whole in about half a second: 100,000 lines.
@@ -17,15 +18,9 @@ SAMPLED_LINES = 4000
 GLANCE_WHOLE_BYTES = 2**18
 GLANCE_LINES = 120
 EDGE_BYTES = 2**16
-# Words of the lines that are few among many steps: ours, nanoGPT's, nanochat's.
-RARE = (
-    b'"event": "header"',
-    b'"event": "eval"',
-    b'"event": "event"',
-    b'"event": "end"',
-    b": train loss ",
-    b"Validation bpb",
-)
+# Words of the lines that are few among many steps: ours and other programs'.
+OWN_RARE = tuple(f'"event": "{word}"'.encode() for event, word in EVENT_WORDS.items() if event is not Step)
+RARE = (*OWN_RARE, *(words for log_format in FORMATS for words in log_format.rare_words))
 MOST_RARE = 20_000
 
 CHUNK_BYTES = 4 * 2**20

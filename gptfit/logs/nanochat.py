@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from gptfit.logs.parsed_log import ParsedEval, ParsedLog, ParsedStep
+from gptfit.logs.parsed_log import LogFormat, ParsedEval, ParsedLog, ParsedStep
 from gptfit.logs.terminal_text import MOST_PIECES
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|-?nan|-?inf)"
@@ -64,7 +64,17 @@ def read_nanochat(lines: list[str]) -> ParsedLog:
             skip = _parse_step(parsed, lines, i)
         elif line:
             skip = _parse_other(parsed, lines, i)
+    parsed.config.update(_config(parsed.facts))
     return parsed
+
+
+def _config(facts: dict[str, Any]) -> dict[str, Any]:
+    """What is printed as a sentence and is one of our keys."""
+    config: dict[str, Any] = {key: facts[key] for key in ("vocab_size", "max_iters", "batch_size") if key in facts}
+    if "accumulation" in facts:
+        # nanochat counts per process; the key counts all processes together.
+        config["gradient_accumulation_steps"] = facts["accumulation"] * facts.get("processes", 1)
+    return config
 
 
 def _parse_step(parsed: ParsedLog, lines: list[str], i: int) -> int:
@@ -185,3 +195,12 @@ def _literal_dict(text: str) -> dict[str, Any]:
 def _learn_model(parsed: ParsedLog, values: dict[str, Any]) -> None:
     known = {ours: values[theirs] for theirs, ours in _MODEL_KEYS.items() if isinstance(values.get(theirs), int)}
     parsed.learn_config(known)
+
+
+FORMAT = LogFormat(
+    "nanochat",
+    "step 00010/21400 | loss: 3.44 | dt: 52.31ms | tok/sec: 1,234",
+    looks_like_nanochat,
+    read_nanochat,
+    rare_words=(b"Validation bpb",),
+)

@@ -12,7 +12,7 @@ from gptfit.config.keys import DEFAULTS, KEYS
 from gptfit.config.read import NotAllowed, coerce, evaluate
 from gptfit.errors import ConfigError
 from gptfit.gpus import NANOGPT_PEAK_TFLOPS
-from gptfit.logs.parsed_log import ParsedEval, ParsedLog, ParsedStep
+from gptfit.logs.parsed_log import LogFormat, ParsedEval, ParsedLog, ParsedStep
 from gptfit.logs.terminal_text import unwrapped
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|-?nan|-?inf)"
@@ -211,3 +211,12 @@ def flops_per_step_from_mfu(steps: list[ParsedStep], peak_flops: float = NANOGPT
         if before.mfu is not None and line.mfu is not None and line.clean and line.ms is not None
     ]
     return statistics.median(work) if work else None
+
+
+FORMAT = LogFormat(
+    "nanoGPT",
+    "iter 10: loss 3.4410, time 52.31ms, mfu 12.34%",
+    looks_like_nanogpt,
+    read_nanogpt,
+    rare_words=(b": train loss ",),
+)

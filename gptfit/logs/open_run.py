@@ -10,19 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gptfit.errors import RunError
+from gptfit.logs import nanochat, nanogpt
 from gptfit.logs.events import Eval, Step
 from gptfit.logs.infer_header import build_header
-from gptfit.logs.nanochat import looks_like_nanochat, read_nanochat
-from gptfit.logs.nanogpt import looks_like_nanogpt, read_nanogpt
 from gptfit.logs.parsed_log import ParsedLog, training_seconds, usual_ms
 from gptfit.logs.runlog import RUN_LOG, RunLog, read_run
 from gptfit.logs.sanitise import finite, positive
 from gptfit.logs.terminal_text import clean_lines, read_log_text
 
-LOOKED_FOR = (
-    "looked for nanoGPT's `iter 10: loss 3.4410, time 52.31ms, mfu 12.34%`, "
-    "nanochat's `step 00010/21400 | loss: 3.44 | dt: 52.31ms | tok/sec: 1,234` and gptfit's run.jsonl"
-)
+# Other programs' logs, the first whose lines are found; a new one is its file and its name here.
+FORMATS = (nanogpt.FORMAT, nanochat.FORMAT)
+_EXAMPLES = ", ".join(f"{found.name}'s `{found.example}`" for found in FORMATS)
+LOOKED_FOR = f"looked for {_EXAMPLES} and gptfit's run.jsonl"
 
 
 def open_run(path: str | Path, config_path: str | Path | None = None) -> RunLog:
@@ -72,12 +71,10 @@ def _is_run_jsonl(path: Path) -> bool:
 
 
 def _parse_lines(path: Path, lines: list[str]) -> ParsedLog:
-    if any(map(looks_like_nanogpt, lines)):
-        parsed = read_nanogpt(lines)
-    elif any(map(looks_like_nanochat, lines)):
-        parsed = read_nanochat(lines)
-    else:
+    found = next((one for one in FORMATS if any(map(one.is_line, lines))), None)
+    if found is None:
         raise RunError(f"{path}: no training line in {len(lines):,} lines", fix=LOOKED_FOR)
+    parsed = found.read(lines)
     if not parsed.steps and not parsed.evals:
         raise RunError(f"{path}: training lines begin but none is whole", fix=LOOKED_FOR)
     return parsed

@@ -1,8 +1,9 @@
-"""What a foreign log said, line by line: stitched across restarts, with evals kept out of the step times."""
+"""What another program's log said, line by line: stitched across restarts, with evals kept out of the step times."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -101,6 +102,17 @@ class ParsedLog:
         while self.steps and self.steps[-1].step >= step:
             self.steps.pop()
         self._last_step = self.steps[-1].step if self.steps else -1
+
+
+@dataclass(frozen=True)
+class LogFormat:
+    """What another program prints: an example for people, how to know its lines, and the reader of all of them."""
+
+    name: str
+    example: str
+    is_line: Callable[[str], bool]
+    read: Callable[[list[str]], ParsedLog]
+    rare_words: tuple[bytes, ...]  # of lines that are few among many steps: kept when only a part of a log is read
 
 
 def usual_ms(steps: list[ParsedStep]) -> float | None:

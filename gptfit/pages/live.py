@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,10 @@ from gptfit.errors import GptfitError
 from gptfit.pages.follow import end_of_whole_lines, news
 from gptfit.pages.html import body
 from gptfit.pages.plan_page import PlanSite, plan_routes
-from gptfit.pages.report import PLOTLY_FILE, asset, data_block, document, page_data, page_samples
+from gptfit.pages.report import page_data, page_samples
 from gptfit.pages.run_list import ODD, Listing
+from gptfit.pages.shell import MEDIA_TYPES, PLOTLY_FILE, asset, asset_names, data_block, document, plotly_path
 
-ASSETS = {
-    "style.css": "text/css",
-    "charts.js": "text/javascript",
-    "live.js": "text/javascript",
-    "list.js": "text/javascript",
-    "plan.js": "text/javascript",
-}
 # Scripts only from this server, none inside a page; plotly adds style elements of its own.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -57,7 +50,7 @@ def watch_app(root: Path, hosts: tuple[str, ...], token: str | None = None, plan
         Route("/compare", lambda request: _guarded(lambda: _compare_page(listing, request))),
         Route("/api/runs", lambda request: JSONResponse(listing.runs())),
         Route("/api/news", lambda request: _guarded(lambda: _news(listing, request))),
-        Route(f"/page/{PLOTLY_FILE}", lambda request: FileResponse(_plotly_path(), media_type="text/javascript")),
+        Route(f"/page/{PLOTLY_FILE}", lambda request: FileResponse(plotly_path(), media_type="text/javascript")),
         Route("/page/{name}", _asset),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)])
@@ -147,10 +140,6 @@ def _news(listing: Listing, request: Request) -> Response:
 
 def _asset(request: Request) -> Response:
     name = request.path_params["name"]
-    if name not in ASSETS:
+    if name not in asset_names():
         return PlainTextResponse("no such file", status_code=404)
-    return Response(asset(name), media_type=ASSETS[name])
-
-
-def _plotly_path() -> Path:
-    return Path(str(resources.files("plotly").joinpath("package_data", PLOTLY_FILE)))
+    return Response(asset(name), media_type=MEDIA_TYPES[Path(name).suffix])

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from gptfit.errors import GptfitError
-from gptfit.pages.report import PLOTLY_FILE, data_block, document
+from gptfit.pages.shell import PLOTLY_FILE, data_block, document
 
 # What the form asked -> everything the page shows.
 Answer = Callable[[Mapping[str, str]], dict[str, Any]]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from html import escape
-from importlib import resources
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,7 @@ from gptfit.logs.open_run import open_run
 from gptfit.logs.runlog import RunLog
 from gptfit.pages.html import body
 from gptfit.pages.series import MOST_POINTS, run_series, samples
-
-PLOTLY_FILE = "plotly.min.js"
-# Nothing may be fetched, whatever a log says; plotly adds style elements of its own and draws images as data.
-STANDALONE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' 'self'; style-src 'unsafe-inline'; img-src data: blob:"
-)
+from gptfit.pages.shell import PLOTLY_FILE, asset, plotly_javascript, standalone
 
 
 def write_report(
@@ -39,34 +31,18 @@ def write_page(
     logs: Sequence[RunLog], comparison: Comparison, explanation: Explanation, out: Path, shared: bool = False
 ) -> None:
     """Complete or not at all: written beside the target, then renamed."""
-    if shared:
-        plotly = f'<script src="{PLOTLY_FILE}"></script>'
-        if not (out.parent / PLOTLY_FILE).is_file():
-            _write_page(out.parent / PLOTLY_FILE, plotly_javascript())
-    else:
-        plotly = f"<script>{plotly_javascript()}</script>"
-    inside = body(comparison, explanation, page_samples(logs, comparison))
-    scripts = f"{plotly}\n<script>{asset('charts.js')}</script>"
-    data = data_block(page_data(logs, comparison))
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{STANDALONE_POLICY}">'
-    style = f"<style>{asset('style.css')}</style>"
+    plotly = f'<script src="{PLOTLY_FILE}"></script>' if shared else None
+    if shared and not (out.parent / PLOTLY_FILE).is_file():
+        _write_page(out.parent / PLOTLY_FILE, plotly_javascript())
+    inside = TOP + body(comparison, explanation, page_samples(logs, comparison))
     title = " and ".join(run.name for run in comparison.runs[:3])
-    _write_page(out, document(title, policy + style, TOP + inside, data + scripts))
+    _write_page(out, standalone(title, inside, page_data(logs, comparison), asset("charts.js"), plotly))
 
 
 TOP = (
     '<header class="top"><span class="brand">gptfit</span>'
     '<button type="button" id="theme" class="small" aria-label="Light or dark">light / dark</button></header>'
 )
-
-
-def document(title: str, head: str, inside: str, scripts: str) -> str:
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)} · gptfit</title>\n{head}\n</head>\n"
-        f"<body>\n<main>\n{inside}\n</main>\n{scripts}\n</body>\n</html>\n"
-    )
 
 
 def page_data(logs: Sequence[RunLog], comparison: Comparison) -> dict[str, Any]:
@@ -81,21 +57,6 @@ def page_data(logs: Sequence[RunLog], comparison: Comparison) -> dict[str, Any]:
 
 def page_samples(logs: Sequence[RunLog], comparison: Comparison) -> list[tuple[str, list[dict[str, Any]]]]:
     return [(comparison.letter(i) if len(logs) > 1 else "", samples(log.messages)) for i, log in enumerate(logs)]
-
-
-def data_block(data: Mapping[str, Any], name: str = "data") -> str:
-    """JSON inside HTML: no `<` survives, so nothing in a log can end the element."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{name}">{text}</script>\n'
-
-
-def asset(name: str) -> str:
-    return resources.files("gptfit.pages").joinpath("page", name).read_text(encoding="utf-8")
-
-
-def plotly_javascript() -> str:
-    """From the installed package, so that the page needs no network."""
-    return resources.files("plotly").joinpath("package_data", PLOTLY_FILE).read_text(encoding="utf-8")
 
 
 def _write_page(path: Path, text: str) -> None:

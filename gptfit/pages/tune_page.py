@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from gptfit.pages.html import table
-from gptfit.pages.report import STANDALONE_POLICY, asset, data_block, document, plotly_javascript
+from gptfit.pages.shell import standalone
 
 # Drawn by plotly in the page's own colours; `plots` is a list of {id, traces, layout}.
 SCRIPT = """
@@ -53,10 +53,7 @@ def tune_page(
         f"<h2>Trials</h2>{table(head, rows)}"
     )
     plots = [speed_plot(curves, best), memory_plot(curves, limit_gib)]
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{STANDALONE_POLICY}">'
-    style = f"<style>{asset('style.css')}</style>"
-    scripts = f"{data_block({'plots': plots})}<script>{plotly_javascript()}</script>\n<script>{SCRIPT}</script>"
-    return document(title, policy + style, inside, scripts)
+    return standalone(title, inside, {"plots": plots}, SCRIPT)
 
 
 def speed_plot(curves: Sequence[TunedCurve], best: tuple[int, float] | None) -> dict[str, Any]:

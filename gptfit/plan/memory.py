@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from gptfit.config.optimizer_facts import facts_of
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
 from gptfit.plan.holding import holding
 from gptfit.plan.setting import Setting
-from gptfit.shape import Kind
 from gptfit.units import GIB, MIB
 
-# Numbers an optimizer keeps per weight: Muon one momentum for matrices, AdamW two moments.
-ADAMW_NUMBERS, MUON_NUMBERS = 2, 1
 STATE_BYTES = {"float32": 4.0, "8bit": 1 + 4 / 256}  # per number; 8 bits and one float32 scale for 256 numbers
 
 # Weights whose float32 state is on the device at once where it is kept in 8 bits or in host memory; about 256 MiB.
@@ -150,8 +148,8 @@ def copied_bytes(setting: Setting) -> float:
 def kept_state_bytes(setting: Setting, number_format: str | None = None) -> float:
     """Optimizer state of all weights between updates, wherever it is."""
     per_number = STATE_BYTES[number_format or setting.optimizer_state]
-    sizes = setting.shape.sizes
-    return per_number * sum(size * _state_numbers(kind, setting.optimizer) for kind, size in sizes.items())
+    facts = facts_of(setting.optimizer)
+    return per_number * sum(size * facts.numbers(kind) for kind, size in setting.shape.sizes.items())
 
 
 def usable_bytes(gpu: GPU, used_bytes: float | None = None) -> float:
@@ -197,7 +195,3 @@ def _cached_bytes(setting: Setting, state_and_gradients: float, constants: Memor
     excess = block - state_and_gradients
     softness = min(constants.sharing_bytes, 1.05 * state_and_gradients)
     return (excess + math.hypot(excess, softness)) / 2
-
-
-def _state_numbers(kind: Kind, optimizer: str) -> int:
-    return MUON_NUMBERS if optimizer == "muon" and kind == "matrix" else ADAMW_NUMBERS

@@ -23,7 +23,7 @@ def make_optimizer(
     model: LanguageModel, config: TrainConfig, device: Device, processes: Processes = ALONE
 ) -> AdamW | Muon | KeptStateOptimizer:
     """The optimizer named by `config.optimizer`, its state kept as the config says."""
-    optimizer = OPTIMIZERS[config.optimizer](model, config, device, processes)
+    optimizer = MAKERS[config.optimizer](model, config, device, processes)
     is_8bit, is_on_host = config.optimizer_state == "8bit", config.optimizer_device == "cpu"
     if not is_8bit and not is_on_host and config.gradient_dtype == "float32":
         return optimizer
@@ -79,4 +79,5 @@ def _adamw(model: LanguageModel, config: TrainConfig, device: Device, _: Process
     )
 
 
-OPTIMIZERS: dict[str, Maker] = {"adamw": _adamw, "muon": make_muon}
+# One for each row of config/optimizer_facts.py.
+MAKERS: dict[str, Maker] = {"adamw": _adamw, "muon": make_muon}

@@ -14,6 +14,7 @@ from gptfit.checkpoint.pretrained import adopt_model, load_pretrained
 from gptfit.checkpoint.resume import check_resume
 from gptfit.checkpoint.store import CheckpointStore, lock_run_folder, make_run_folder
 from gptfit.config.keys import TrainConfig, find_warnings
+from gptfit.config.optimizer_facts import facts_of
 from gptfit.config.start_model import is_pretrained
 from gptfit.device.device import find_device, is_out_of_memory
 from gptfit.device.processes import (
@@ -39,9 +40,6 @@ from gptfit.train.saver import Saver
 from gptfit.train.setup import Data, Run, build_run, check_processes, open_data
 from gptfit.train.sinks import Report, Reporter, ignore
 from gptfit.train.trackers import check_trackers
-
-# Bytes of optimizer state per byte of weights, at least; Muon's matrices have one momentum, the rest AdamW's two.
-STATE_PER_WEIGHT = {"adamw": 2.0, "muon": 1.0}
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,8 @@ def _train(run: Run, data: Data, signals: SignalWatch, measures: str | None) -> 
 def _checkpoint_bytes(run: Run) -> int:
     """At least this much: the weights and what the optimizer keeps for each."""
     weights = sum(tensor.nbytes for tensor in run.engine.model.state_dict().values())
-    return int(weights * (1 + STATE_PER_WEIGHT.get(run.config.optimizer, 0)))
+    facts = facts_of(run.config.optimizer)
+    return int(weights * (1 + min(facts.matrix_numbers, facts.other_numbers)))
 
 
 def _starting_point(run: Run) -> tuple[Progress, list[tuple[str, str]]]:

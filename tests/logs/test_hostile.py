@@ -16,7 +16,8 @@ from gptfit.compare.sentences import explain
 from gptfit.errors import GptfitError
 from gptfit.logs.open_run import open_run
 from gptfit.pages.html import body
-from gptfit.pages.report import data_block, page_data, page_samples
+from gptfit.pages.report import page_data, page_samples
+from gptfit.pages.shell import data_block
 
 ODD = st.one_of(
     st.none(),

@@ -11,6 +11,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 
 from gptfit.config.keys import TrainConfig
+from gptfit.config.optimizer_facts import OPTIMIZERS
 from gptfit.device.device import find_device
 from gptfit.model.build import build_model
 from gptfit.model.gpt2 import GPT2
@@ -18,7 +19,7 @@ from gptfit.plan import memory
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
 from gptfit.train.engine import CHUNK_TOKENS
-from gptfit.train.optimizers import make_optimizer
+from gptfit.train.optimizers import MAKERS, make_optimizer
 from gptfit.units import MIB
 
 
@@ -65,7 +66,11 @@ def test_eager_memory_is_within_six_percent_of_the_tracker(setting: Setting) -> 
     assert predicted == pytest.approx(tracked_peak_mib(setting), rel=0.06)
 
 
-@pytest.mark.parametrize(("arch", "optimizer"), [("gpt2", "adamw"), ("gpt2", "muon"), ("modern", "muon")])
+def test_every_optimizer_has_its_facts_and_its_code() -> None:
+    assert set(MAKERS) == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize(("arch", "optimizer"), [*(("gpt2", name) for name in OPTIMIZERS), ("modern", "muon")])
 def test_optimizer_state_has_the_planned_bytes(arch: str, optimizer: str) -> None:
     config = TrainConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=128, arch=arch, optimizer=optimizer, device="cpu")
     shape = config.shape()
