@@ -13,10 +13,11 @@ import pytest
 
 from gptfit.cli import main
 from gptfit.config.key_words import markdown
-from gptfit.config.keys import DEFAULTS, GROUPS, KEYS, MODEL_KEYS, TUNABLE, TrainConfig
+from gptfit.config.keys import DEFAULTS, GROUPS, KEYS, MODEL_KEYS, TUNABLE, TrainConfig, find_warnings
 from gptfit.plan.resolve import PLANNED_KEYS
 from gptfit.shape import ModelShape
 from gptfit.tune.trials import Variant
+from tests.sources import FILES, name_of, nodes
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGE = REPO / "gptfit"
@@ -187,3 +188,25 @@ def test_every_key_is_read_by_something_or_said_to_be_ignored() -> None:
     assert {name for name, key in KEYS.items() if name not in read} == {
         name for name, key in KEYS.items() if key.ignored
     }
+
+
+def keys_read_somewhere() -> set[str]:
+    """Keys that code asks a config for, by name; those of the model become a ModelShape together."""
+    found = set(MODEL_KEYS)
+    for file in FILES:
+        for node in nodes(file):
+            if isinstance(node, ast.Attribute) and node.attr in KEYS:
+                owner = ast.unparse(node.value)
+                is_own = name_of(file) == "config/keys.py" and owner == "self"
+                if owner.endswith("config") or is_own:
+                    found.add(node.attr)
+    return found
+
+
+def test_every_key_is_read_or_reported_as_not_used() -> None:
+    unread = set(KEYS) - keys_read_somewhere()
+    assert unread == {"always_save_checkpoint"}
+    for name in unread:
+        said = find_warnings(DEFAULTS | {name: not DEFAULTS[name]})
+        assert [(problem.where, "is not used" in problem.message) for problem in said] == [(name, True)]
+        assert KEYS[name].meaning.startswith("not used")

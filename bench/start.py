@@ -1,0 +1,81 @@
+"""How long a command takes to say its first word: `--help` and `plan`, beside an earlier state of this repository.
+
+Both run with the same Python and libraries, in turns, each command in a process of its own; the first start of each,
+which compiles the sources, is not counted. Prints medians and the ratio (1.0 is equal, less is faster).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+REPO = Path(__file__).resolve().parent.parent
+BEFORE = "82a1322"  # the last state with one folder per stage instead of one per purpose
+COMMANDS = {
+    "--help": ["--help"],
+    "plan --help": ["plan", "--help"],
+    "plan": ["plan", "--gpu", "4070", "--n_layer=6"],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit", default=BEFORE, help=f"compare with this commit (default {BEFORE})")
+    parser.add_argument("--rounds", type=int, default=20)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if not check_out(args.commit, Path(folder)):
+            print(f"{args.commit} is not in this clone: nothing to compare with")
+            return 0
+        trees = {args.commit: Path(folder), "now": REPO}
+        for name, words in COMMANDS.items():
+            times: dict[str, list[float]] = {tree: [] for tree in trees}
+            for turn in range(args.rounds + 1):
+                for tree, path in trees.items():
+                    seconds = start(path, words)
+                    if turn:
+                        times[tree].append(seconds)
+            report(name, args.commit, times[args.commit], times["now"])
+    return 0
+
+
+def check_out(commit: str, folder: Path) -> bool:
+    archive = subprocess.run(["git", "archive", commit, "gptfit", "configs"], cwd=REPO, capture_output=True)
+    if archive.returncode == 0:
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+            files.extractall(folder, filter="data")
+    return archive.returncode == 0
+
+
+def start(tree: Path, words: list[str]) -> float:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "gptfit", *words],
+        cwd=tree,
+        env={**kept, "PYTHONPATH": str(tree), "GPTFIT_CACHE": os.devnull},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - began
+
+
+def report(name: str, commit: str, before: list[float], now: list[float]) -> None:
+    quarter = [quantiles(times, n=4)[0] for times in (before, now)]
+    print(
+        f"{name}: {commit} {1e3 * median(before):.0f} ms, now {1e3 * median(now):.0f} ms, "
+        f"ratio {median(now) / median(before):.2f} (of the quicker quarters {quarter[1] / quarter[0]:.2f})",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
