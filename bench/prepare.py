@@ -297,7 +297,7 @@ def lock(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
 
 def merge_seconds(tokens: npt.NDArray[np.uint16], folder: Path) -> float:
     """CPU-seconds to take these tokens out of a pipe and append them to a file."""
-    from gptfit.data.crowd import _read, _widen
+    from gptfit.data.worker_processes import _read, _widen
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

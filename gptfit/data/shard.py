@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from gptfit.data.bins import TokenFileWriter, publish
-from gptfit.data.crowd import Delivered, MakeTokenizer, is_worth_processes, pieces_by_processes
 from gptfit.data.documents import Reading
 from gptfit.data.encode import EncodedBatch
 from gptfit.data.journal import Journal, resume_point
 from gptfit.data.pipeline import encoded_pieces
 from gptfit.data.work import Unit
+from gptfit.data.worker_processes import Delivered, MakeTokenizer, is_worth_processes, pieces_by_processes
 from gptfit.errors import DataError
 
 JOURNAL_SECONDS = 1.0

@@ -24,7 +24,7 @@ RARE = (*OWN_RARE, *(words for log_format in FORMATS for words in log_format.rar
 MOST_RARE = 20_000
 
 CHUNK_BYTES = 4 * 2**20
-LONGEST_LINE = 2**20  # a longer one is no event; it is read in pieces that make no sense
+LONGEST_LINE = 2**20  # a longer one is no event: it is read in pieces, which are passed over
 
 # Read with seek and read, never mapped: a file that is cut short while it is mapped ends the process (SIGBUS).
 Starts = Callable[[BinaryIO, int], set[int]]

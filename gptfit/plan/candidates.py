@@ -14,7 +14,7 @@ from gptfit.plan import defaults, memory
 from gptfit.plan.calibration import Calibration, memory_of, place_for
 from gptfit.plan.expected import block_parameters, expected_loss, nats_per_byte
 from gptfit.plan.loss import GPT2_BYTES_PER_TOKEN
-from gptfit.plan.regularity import keys_for_epochs
+from gptfit.plan.many_epochs import keys_for_epochs
 from gptfit.plan.resolve import setting_of
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Setting

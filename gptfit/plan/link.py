@@ -51,7 +51,7 @@ def traffic(setting: Setting, gpu: GPU, micro_step_s: float, constants: LinkCons
     of_optimizer = _muon_bytes(setting)
     of_model = exchanged_bytes(setting)
     seconds = of_model / (gbs * 1e9)
-    # A gradient can be sent once its layer's backward is done; the embedding's is the last and waits for nobody.
+    # A gradient can be sent once its layer's backward is done. The embedding's is the last: no compute hides it.
     compute = micro_step_s * (setting.accumulation if setting.is_sharded else BACKWARD_SHARE)
     exposed = max(seconds - compute, seconds * _last_share(setting))
     after = of_optimizer / (gbs * 1e9)

@@ -7,7 +7,7 @@ from gptfit.config.keys import TrainConfig
 from gptfit.plan import defaults
 from gptfit.plan.candidates import EVAL_TIME, PlannedRun, Wish
 from gptfit.plan.evaluation import eval_seconds
-from gptfit.plan.regularity import keys_for_epochs
+from gptfit.plan.many_epochs import keys_for_epochs
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Setting
 from gptfit.plan.speed import Speed

@@ -29,7 +29,7 @@ WIDTH = 0.25  # of the value: nine of ten points lie within, whatever the text
 def nats_per_byte(
     block_parameters: float, bytes_seen: float, unique_bytes: float, is_plain: bool = False, text: float = ANY_TEXT
 ) -> float:
-    """Of a run with the dropout and weight decay of `plan/regularity.py`; `is_plain`: nanoGPT's recipe."""
+    """Of a run with the dropout and weight decay of `plan/many_epochs.py`; `is_plain`: nanoGPT's recipe."""
     seen = bytes_seen * (PLAIN_TOKENS if is_plain else 1.0)
     unique = min(unique_bytes, bytes_seen)
     usable = USABLE * unique

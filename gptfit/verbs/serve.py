@@ -25,8 +25,8 @@ def serve(folder: Path, args: argparse.Namespace, plan_args: argparse.Namespace,
     """The pages of `folder` and the plan page; `page` is the one whose address is printed."""
     import uvicorn
 
+    from gptfit.pages.idle_connections import Impatient, raise_descriptor_limit
     from gptfit.pages.live import watch_app
-    from gptfit.pages.patience import Impatient, raise_descriptor_limit
     from gptfit.verbs.plan_page import plan_site
 
     if not 0 <= args.port <= 65535:

@@ -102,7 +102,7 @@ def test_a_thousand_silent_connections_do_not_keep_a_reader_out(make_run: MakeRu
     """More than the usual limit of descriptors; each is closed after a while, and meanwhile others are served."""
     make_run("good")
     program = (
-        "import gptfit.pages.patience as p, sys\np.FIRST_REQUEST_SECONDS = 1.0\n"
+        "import gptfit.pages.idle_connections as p, sys\np.FIRST_REQUEST_SECONDS = 1.0\n"
         f"from gptfit.cli import main\nmain(['watch', {str(tmp_path)!r}, '--port=0'])"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

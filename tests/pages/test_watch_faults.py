@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 
 from gptfit.logs import large_log
 from gptfit.pages.follow import end_of_whole_lines, news
+from gptfit.pages.idle_connections import MOST_WAITING
 from gptfit.pages.live import watch_app
-from gptfit.pages.patience import MOST_WAITING
 from gptfit.verbs.watch import _address
 from tests.made_logs import MakeRun
 

@@ -10,16 +10,12 @@ from gptfit.plan import defaults
 STOP_SHARE = 0.5  # of the evaluations without a gain: later than the whole constant part of a wsd schedule
 
 
-def dropout(epochs: float) -> float:
-    return defaults.dropout(epochs)
-
-
 def keys_for_epochs(epochs: float, arch: str, evals: int, has_documents: bool) -> dict[str, Any]:
     """The keys of a run that sees its data so often; `evals` is how often it is evaluated."""
     keys: dict[str, Any] = {"weight_decay": defaults.WEIGHT_DECAY}
     if arch == "modern":
         keys = {"weight_decay": recipe.WEIGHT_DECAY} | recipe.many_epochs_keys(epochs, has_documents)
-    keys["dropout"] = dropout(epochs)
+    keys["dropout"] = defaults.dropout(epochs)
     if keys["dropout"]:
         keys["early_stop_evals"] = max(2, round(STOP_SHARE * evals))
     return keys

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gptfit.data import crowd, work
+from gptfit.data import work, worker_processes
 from gptfit.data.documents import Reading
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
@@ -39,9 +39,9 @@ def test_processes_write_the_bytes_and_the_counts_of_threads(
 
 def test_processes_are_used_only_where_there_is_work_for_them() -> None:
     units = [work.Unit(i, ()) for i in range(64)]
-    assert crowd.is_worth_processes(units, 8)
-    assert not crowd.is_worth_processes(units, 2)
-    assert not crowd.is_worth_processes(units[:20], 8)
+    assert worker_processes.is_worth_processes(units, 8)
+    assert not worker_processes.is_worth_processes(units, 2)
+    assert not worker_processes.is_worth_processes(units[:20], 8)
 
 
 def die() -> Tokenizer:
@@ -56,12 +56,12 @@ def refuse() -> Tokenizer:
 @pytest.mark.parametrize(
     ("make_tokenizer", "line"), [(die, "a worker process was killed"), (refuse, "no such vocabulary")]
 )
-def test_a_worker_that_dies_or_fails_is_one_line(make_tokenizer: crowd.MakeTokenizer, line: str) -> None:
+def test_a_worker_that_dies_or_fails_is_one_line(make_tokenizer: worker_processes.MakeTokenizer, line: str) -> None:
     from gptfit.data.split import SplitRule
 
     reading = Reading((), "text", SplitRule("hash", 0, 0), False, None, 2000)
     with pytest.raises(DataError, match=line):
-        list(crowd.pieces_by_processes(reading, make_tokenizer, None, [work.Unit(0, ())], 0, 3))
+        list(worker_processes.pieces_by_processes(reading, make_tokenizer, None, [work.Unit(0, ())], 0, 3))
 
 
 def test_a_prepare_by_processes_goes_on_where_it_was_stopped(
