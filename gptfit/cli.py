@@ -29,6 +29,7 @@ VERBS: dict[str, str] = {
     "train": "train a GPT; nanoGPT's configs and keys",
     "compare": "two or more runs: which is better, and why",
     "watch": "a live page of the runs in a folder",
+    "runs": "the runs in a folder as a table or JSON",
     "sample": "text from a checkpoint",
     "eval": "exact validation loss and known benchmarks",
     "export": "to Hugging Face, GGUF or nanoGPT",

@@ -95,3 +95,8 @@ def make_run(tmp_path: Path) -> MakeRun:
         return run
 
     return make
+
+
+def append_events(folder: Path, events: list[dict[str, Any]]) -> None:
+    with open(folder / "run.jsonl", "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)

@@ -235,6 +235,10 @@ class TrainConfig:
     wandb_log: bool = _tracking(False, "the same as track = 'wandb'", nanogpt=True)
     wandb_project: str = _tracking("owt", "the tracker's project", nanogpt=True)
     wandb_run_name: str = _tracking("gpt2", "the run's name in the tracker", nanogpt=True)
+    notify: str = _tracking(
+        "",
+        "tell when the run ends, stops or goes wrong: desktop, or an address that text is posted to, such as an ntfy topic",
+    )
 
     device: str = _machine(
         "auto", "auto, cpu, cuda, cuda:0 or mps; auto takes the card where there is one", nanogpt=True

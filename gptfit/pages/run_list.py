@@ -16,7 +16,9 @@ from typing import Any
 
 import psutil
 
-from gptfit.compare.facts import usual_step_ms
+from gptfit.compare.attention import needs_attention
+from gptfit.compare.facts import run_facts, usual_step_ms
+from gptfit.compare.projection import project_loss
 from gptfit.errors import GptfitError, RunError
 from gptfit.files import LOCK
 from gptfit.logs.events import DataSaid
@@ -63,6 +65,7 @@ class Listing:
 
     root: Path
     _kept: dict[str, tuple[Stamp, dict[str, Any]]] = field(default_factory=dict)
+    _looked_at: dict[str, tuple[tuple[Stamp, str], list[str]]] = field(default_factory=dict)
     _foreign: dict[str, tuple[Stamp, bool]] = field(default_factory=dict)
     _odd_names: dict[str, Path] = field(default_factory=dict)  # logs whose path is not UTF-8, by the id they are given
 
@@ -133,7 +136,17 @@ class Listing:
             except ODD:
                 return None
             self._kept[str(path)] = kept
-        return kept[1] | {"status": status(kept[1], time.time(), _owner_lives(path))}
+        now = status(kept[1], time.time(), _owner_lives(path))
+        return kept[1] | {"status": now, "attention": self._attention(path, stamp, now)}
+
+    def _attention(self, path: Path, stamp: Stamp, now: str) -> list[str]:
+        """Asked again only when the log or the status changed."""
+        kept = self._looked_at.get(str(path))
+        if kept is None or kept[0] != (stamp, now):
+            run = glance(path)
+            kept = ((stamp, now), needs_attention(run_facts(run), run.steps, now))
+            self._looked_at[str(path)] = kept
+        return kept[1]
 
     def _id(self, path: Path) -> str:
         name = path.relative_to(self.root).as_posix()
@@ -168,7 +181,9 @@ def _owner_lives(path: Path) -> bool | None:
 def summarise(path: Path) -> dict[str, Any]:
     """One row of the list."""
     run = glance(path)
+    facts = run_facts(run)
     ms, step, wanted = usual_step_ms(run.steps[-50:]), run.last_step, run.planned_steps
+    end = project_loss(facts, wanted) if wanted and step < wanted else None
     left = (wanted - step) * ms / 1000 if wanted and ms and wanted > step else None
     validations = [event.val_loss for event in run.evals if event.val_loss is not None]
     return {
@@ -180,6 +195,10 @@ def summarise(path: Path) -> dict[str, Any]:
         "loss": run.steps[-1].loss if run.steps else None,
         "val_loss": validations[-1] if validations else None,
         "bits_per_byte": _bits(validations[-1], run.header.dataset) if validations else None,
+        "projected": end.as_json() if end else None,
+        "card": facts.gpu.name if facts.gpu else facts.device_name,
+        "tokens_per_s": facts.tokens_per_s,
+        "mfu": facts.mfu,
         "ms": ms,
         "seconds_left": left,
         "ended": run.end and (run.end.reason or "done"),

@@ -28,6 +28,7 @@ from gptfit.device.processes import (
 )
 from gptfit.errors import GptfitError, RunError
 from gptfit.logs.events import End
+from gptfit.notify import check_target
 from gptfit.train.climb import config_that_fits
 from gptfit.train.clock import RunClock
 from gptfit.train.faults import SignalWatch
@@ -73,6 +74,7 @@ def train(config: TrainConfig, reporter: Reporter = ignore) -> TrainResult:
     config = adopt_model(config) if is_pretrained(config) else config
     check_processes(config, processes)
     check_trackers(config)
+    check_target(config.notify)
     device = find_device(config, processes.local_rank)
     data = open_data(config)
     folder = make_run_folder(config.out_dir)

@@ -21,6 +21,20 @@
     return td;
   }
 
+  function line(text, kind) {
+    const made = document.createElement("div");
+    made.textContent = text;
+    made.className = kind;
+    return made;
+  }
+
+  function bar(share) {
+    const outer = line("", "progress"), inner = line("", "");
+    inner.style.width = Math.min(100, 100 * share) + "%";
+    outer.appendChild(inner);
+    return outer;
+  }
+
   function spark(values) {
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     svg.setAttribute("viewBox", "0 0 120 28");
@@ -65,13 +79,20 @@
       link.href = "/run?id=" + encodeURIComponent(run.id);
       link.textContent = run.name;
       link.title = run.id;
-      cell(row).appendChild(link);
+      const name = cell(row);
+      name.appendChild(link);
+      const speed = run.tokens_per_s === null ? "" : Math.round(run.tokens_per_s).toLocaleString("en") + " tokens/s";
+      const mfu = run.mfu === null ? "" : "MFU " + (100 * run.mfu).toFixed(0) + " %";
+      name.appendChild(line([run.card, speed, mfu].filter(Boolean).join(", "), "soft small"));
       const status = cell(row, run.status);
       if (run.status === "running") status.className = "live";
-      cell(row, run.step.toLocaleString("en") + (run.max_iters ? " of " + run.max_iters.toLocaleString("en") : ""), "step");
+      for (const words of run.attention) status.appendChild(line(words, "attention"));
+      const progress = cell(row, run.step.toLocaleString("en") + (run.max_iters ? " of " + run.max_iters.toLocaleString("en") : ""), "step");
+      if (run.max_iters) progress.appendChild(bar(run.step / run.max_iters));
       cell(row, run.loss === null ? "" : run.loss.toFixed(3), "loss");
       const bits = run.bits_per_byte === null ? "" : run.bits_per_byte.toFixed(4) + " bits/byte, ";
-      cell(row, run.val_loss === null ? "" : bits + run.val_loss.toFixed(4), "validation");
+      const validation = cell(row, run.val_loss === null ? "" : bits + run.val_loss.toFixed(4), "validation");
+      if (run.projected && run.status === "running") validation.appendChild(line("→ " + run.projected.value.toFixed(2), "soft small"));
       cell(row, run.status === "running" ? time(run.seconds_left) : "", "left");
       cell(row).appendChild(spark(run.spark));
       return row;
