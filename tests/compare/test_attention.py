@@ -55,4 +55,4 @@ def test_runs_are_sorted_as_asked(make_run: MakeRun, tmp_path: Path, by: str, fi
     rows = sorted_runs(Listing(tmp_path).runs(), by)
     assert rows[0]["name"] == first
     rows[0][by] = None
-    assert sorted_runs(rows, by)[-1]["name"] == first
+    assert sorted_runs(rows, by)[-1] is rows[0]
