@@ -64,6 +64,7 @@ class Engine:
     compiled: bool = False
     is_optimizer_ready: bool = False  # its state was made, with all processes agreeing that memory suffices
     compiled_rows: int | None = None  # the micro-batch there is code for
+    is_settled: bool = False  # gradients and optimizer state were made first, where they are kept
 
     def compile_now(self, batch: Batch, with_backward: bool, with_eval: bool = True) -> str | None:
         """Compile by running once. A model the compiler cannot do runs eagerly from then on; returns why.
@@ -116,7 +117,20 @@ class Engine:
     def _compile_anew(self) -> None:
         if self.compiled:
             torch.compiler.reset()
-            self.forward = compile_model(self.model, self.device)
+            self.forward = compile_model(self.model, self.device, self.config.fused_loss)
+
+    def settle(self) -> None:
+        """Gradients and optimizer state take their places before anything that comes and goes, and keep them.
+
+        Made in the first backward and update they would lie where the first logits were, which then need memory once more:
+        2 to 17 % of all (bench/replay.py).
+        """
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype or parameter.dtype)
+            self.optimizer.make_state()
+        self.is_settled = True
 
     def begin_step(self, knobs: Knobs) -> None:
         """Put the weights where the step's gradients are to be taken."""
@@ -125,6 +139,8 @@ class Engine:
 
     def forward_micro_step(self, batch: Batch, is_last: bool) -> Tensor:
         """The micro-batch's mean loss, with a graph behind it. Gradients are exchanged on the last one only."""
+        if self.parallel.keeps_gradients and not self.is_settled:
+            self.settle()
         with self.device.autocast():
             return self.parallel.forward(*batch, is_last)
 
@@ -261,8 +277,10 @@ def build_engine(config: TrainConfig, shape: ModelShape, device: Device, process
     problem = find_compile_problem(device) if config.compile else None
     compiled = config.compile and problem is None
     model.loss_chunk_tokens = loss_chunk_tokens(config, shape, device, bool(compiled))
-    forward: Callable[[Tensor, Tensor], Tensor] = compile_model(model, device) if compiled else model
-    parallel = make_parallel(forward, device, processes)
+    forward: Callable[[Tensor, Tensor], Tensor] = compile_model(model, device, config.fused_loss) if compiled else model
+    # Where memory is the allocator's and gradients live through the peak anyway.
+    keeps_gradients = device.kind == "cuda" and config.accumulation(processes.count) > 1
+    parallel = make_parallel(forward, device, processes, keeps_gradients)
     scaler = torch.amp.GradScaler(device.kind, enabled=device.needs_scaler)
     ahead = LookAhead(optimizer, config.max_iters) if config.lookahead else None
     return Engine(

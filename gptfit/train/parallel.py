@@ -34,8 +34,8 @@ class Alone:
 
     is_sharded = False
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+    def __init__(self, forward: Forward, keeps_gradients: bool = False) -> None:
+        self._forward, self.keeps_gradients = forward, keeps_gradients
 
     def begin(self) -> None:
         """A new update: nothing was exchanged for it yet."""
@@ -51,7 +51,7 @@ class Alone:
         self._forward = forward
 
     def forget_gradients(self, optimizer: Optimizer) -> None:
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
 
 class Replicated(Alone):
@@ -114,5 +114,5 @@ class Replicated(Alone):
         return exchange
 
 
-def make_parallel(forward: Forward, device: Device, processes: Processes) -> Alone:
-    return Alone(forward) if processes.is_alone else Replicated(forward, device, processes)
+def make_parallel(forward: Forward, device: Device, processes: Processes, keeps_gradients: bool = False) -> Alone:
+    return Alone(forward, keeps_gradients) if processes.is_alone else Replicated(forward, device, processes)
