@@ -33,6 +33,7 @@ class Card:
     built_for: list[str] = field(default_factory=lambda: ["sm_80", "sm_86", "sm_90"])
     fractions: list[float] = field(default_factory=list)
     has_context: bool = True
+    power_limit: int = 200_000  # milliwatts
 
     @property
     def free(self) -> int:
@@ -113,6 +114,8 @@ def nvml(cards: list[Card]) -> ModuleType:
         ),
         "nvmlDeviceGetCudaComputeCapability": lambda handle: handle.capability,
         "nvmlDeviceGetNumGpuCores": lambda device: 5888,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: handle.power_limit,
+        "nvmlDeviceGetPowerManagementDefaultLimit": lambda handle: 200_000,
         "nvmlDeviceGetPowerUsage": lambda handle: 200_000,
         "nvmlDeviceGetTemperature": lambda handle, sensor: 60,
         "nvmlDeviceGetClockInfo": lambda handle, type: 2500,

@@ -264,6 +264,17 @@ class TrainConfig:
         choices=(False, "wide", True),
         tunable=True,
     )
+    attention: str = _machine(
+        "auto",
+        "kernel of the attention: torch's own choice, flash, cuDNN's, or 'math', which writes the scores of all pairs",
+        choices=("auto", "flash", "cudnn", "math"),
+        tunable=True,
+    )
+    fused_loss: bool = _machine(
+        True,
+        "compile the softmax of a chunked loss into one kernel, on a card where the model is compiled",
+        tunable=True,
+    )
     memory: str = _machine(
         "given",
         "'auto' takes what measures of the memory ladder are needed, by prediction and again when memory runs out",

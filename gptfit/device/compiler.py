@@ -77,19 +77,19 @@ def keep_compiled_code() -> None:
         os.environ[CACHE_VARIABLE] = str(cache_folder() / "inductor")
 
 
-def compile_model(model: LanguageModel, device: Device) -> Callable[[Tensor, Tensor], Tensor]:
+def compile_model(model: LanguageModel, device: Device, fuses_loss: bool = True) -> Callable[[Tensor, Tensor], Tensor]:
     """The model as a fast function: on a CPU its blocks, on a card the whole of it.
 
     A chunked loss stays outside the graph: its memory is managed by hand.
     """
-    return compile_blocks(model) if device.kind == "cpu" else compile_whole(model)
+    return compile_blocks(model) if device.kind == "cpu" else compile_whole(model, fuses_loss)
 
 
-def compile_whole(model: LanguageModel) -> Callable[[Tensor, Tensor], Tensor]:
+def compile_whole(model: LanguageModel, fuses_loss: bool = True) -> Callable[[Tensor, Tensor], Tensor]:
     """One graph; of the hidden states only where the loss is computed in chunks."""
     if model.loss_chunk_tokens:
         model.trunk = torch.compile(model.hidden)
-        model.loss_is_fused = True
+        model.loss_is_fused = fuses_loss
         return model
     return torch.compile(model)
 

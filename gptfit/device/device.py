@@ -183,7 +183,37 @@ def find_device(config: TrainConfig, local_rank: int | None = None) -> Device:
         torch.backends.cudnn.allow_tf32 = True
     gpu, name = _gpu_row(config.gpu, torch_device)
     dtype, notes = _dtype(config.dtype, torch_device, gpu)
+    choose_attention(config.attention, torch_device, DTYPES[dtype])
     return Device(torch_device, name, dtype, gpu, notes, _used_bytes(torch_device))
+
+
+# Which of torch's switches each choice of `attention` leaves on.
+ATTENTION_KERNELS = {"flash": ("flash",), "cudnn": ("cudnn",), "math": ("math",)}
+
+
+def choose_attention(wish: str, device: torch.device, dtype: torch.dtype) -> None:
+    """For this process from now on, compiled code too. A kernel that does not run here is refused before training starts."""
+    switches = {
+        "flash": torch.backends.cuda.enable_flash_sdp,
+        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+        "math": torch.backends.cuda.enable_math_sdp,
+    }
+    for name, switch in switches.items():
+        switch(name in ATTENTION_KERNELS.get(wish, switches))
+    if wish == "auto":
+        return
+    problem = None if wish != "cudnn" or device.type == "cuda" else "cuDNN is for NVIDIA cards"
+    if problem is None:
+        x = torch.zeros(1, 2, 64, 64, device=device, dtype=dtype, requires_grad=True)
+        try:
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            problem = str(error).splitlines()[0]
+    if problem is not None:
+        choose_attention("auto", device, dtype)
+        words = f"attention = '{wish}' does not run on {device.type} in {str(dtype).removeprefix('torch.')}: {problem}"
+        raise DeviceError(words, fix="use attention = 'auto'")
 
 
 def _used_bytes(device: torch.device) -> int:

@@ -63,6 +63,31 @@ def _readings(uuid: str) -> dict[str, float]:
         return {}
 
 
+def power_note(device: Device) -> str | None:
+    """Advice about the card's power limit, which only an administrator can change; None where the driver does not tell.
+
+    The example is of tests/measured.csv: nanochat-3090-2x350w-d12-b4 against 2x250w.
+    """
+    opened = _open(_uuid(device)) if device.kind == "cuda" else None
+    if opened is None:
+        return None
+    library, handle = opened
+    try:
+        limit = library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+        usual = library.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000
+    except library.NVMLError:  # laptop cards
+        return None
+    if limit < usual:
+        return (
+            f"power limit {limit:.0f} W, below the {usual:.0f} W the card came with, and so slower "
+            f"(a 3090 at 250 of 350 W: 10 %, published); `nvidia-smi -pl {usual:.0f}`, as administrator, lifts it"
+        )
+    return (
+        f"power limit {limit:.0f} W, as delivered; with less a card is quieter and not much slower "
+        "(a 3090 at 250 of 350 W: 10 %, published): `nvidia-smi -pl` sets it, tune does not try it"
+    )
+
+
 def driver_version() -> str | None:
     """'570.86.15', or None where the driver's library does not answer."""
     try:

@@ -68,7 +68,7 @@ class Calibration:
         """Whether every piece of such a step was timed; norms, positions and activations that are no default were not."""
         return (
             uncounted(setting.shape) == _usual(setting.shape)
-            and setting.flash
+            and not setting.writes_scores
             and all(name in self.grids for name in _grids_of(setting))
         )
 

@@ -27,6 +27,8 @@ class Setting:
     compile: bool = True
     chunked_loss: bool = False
     checkpoint_activations: str | bool = False
+    attention: str = "auto"
+    fused_loss: bool = True
     gradient_dtype: str = "float32"
     optimizer: str = "adamw"
     optimizer_state: str = "float32"
@@ -34,7 +36,19 @@ class Setting:
     lookahead: float = 0.0
     average_tail: float = 0.0
     muon_rounds: int = 3  # of train/muon.py; published Muon runs have 5
+    # What becomes of compiled logits: 'replaced' by their gradient, as here; 'kept' beside it (torch before 2.6); or
+    # 'returned' to the loop, as nanoGPT's model does. GPT-2 is planned as published until a card has shown that ours is less.
+    logits: str = ""
     flash: bool = True  # False: attention that writes its (T, T) scores, as code before PyTorch 2.0 did
+
+    @property
+    def way_of_logits(self) -> str:
+        return self.logits or ("replaced" if self.shape.arch == "modern" else "returned")
+
+    @property
+    def writes_scores(self) -> bool:
+        """Whether attention puts its (T, T) scores into memory."""
+        return not self.flash or self.attention == "math"
 
     @property
     def micro_tokens(self) -> int:

@@ -121,7 +121,7 @@ def step_parts(setting: Setting, gpu: GPU, matmul_tflops: float, constants: Cons
     # Norms, activations and sums run forward twice: a third of the blocks' traffic, which is all they are.
     moves = 4 / 3 if setting.checkpoint_activations else 1.0
     matmul = (block_flops(setting) * passes + head_flops(setting, constants)) * tokens / flops_per_s
-    flash = constants.flash_rate if setting.flash else 1.0
+    flash = 1.0 if setting.writes_scores else constants.flash_rate
     attention = attention_flops(setting) * passes * tokens / (flops_per_s * flash)
     traffic = (block_traffic(setting, constants) * moves + logit_traffic(setting, constants)) * tokens
     traffic += constants.micro_step_weight_bytes * shape.n_weights
@@ -169,7 +169,7 @@ def head_flops(setting: Setting, constants: Constants = FITTED) -> float:
 def attention_flops(setting: Setting) -> float:
     """Flash attention does half the scores (causal) but recomputes them in backward: 7*T*C per layer, not 12."""
     shape = setting.shape
-    if not setting.flash:
+    if setting.writes_scores:
         return 12.0 * shape.n_layer * shape.n_embd * shape.block_size
     head_size = shape.n_embd / shape.n_head
     padded = _round_up(math.ceil(head_size), HEAD_TILE) / head_size
@@ -181,7 +181,7 @@ def block_traffic(setting: Setting, constants: Constants = FITTED) -> float:
     shape = setting.shape
     per_channel = constants.block_bytes if setting.compile else constants.block_bytes_eager
     traffic = per_channel * shape.n_layer * shape.n_embd
-    if not setting.flash:
+    if setting.writes_scores:
         per_score = constants.score_bytes if setting.compile else constants.score_bytes_eager
         traffic += per_score * shape.n_layer * shape.n_head * shape.block_size
     return traffic * _width(setting)

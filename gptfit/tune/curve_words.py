@@ -41,6 +41,20 @@ def chunk_note(scores: Sequence[Score], variant: Variant) -> str | None:
     return f"chunked_loss = 'auto' took whole logits up to micro-batch {max(whole)} and chunks from {min(chunked)}"
 
 
+def failure_notes(trials: Sequence[Trial], base: Variant) -> list[str]:
+    """Settings besides the config's own that ran nowhere, and why: the first reason that came."""
+    finished = {trial.candidate.variant for trial in trials if trial.timing is not None} | {base}
+    failed: dict[Variant, str] = {}
+    for trial in trials:
+        if trial.candidate.variant not in finished:
+            failed.setdefault(trial.candidate.variant, trial.message or trial.outcome)
+    own = base.as_dict()
+    return [
+        f"{' '.join(f'{k}={v}' for k, v in variant.as_dict().items() if v != own[k])} did not run: {why}"
+        for variant, why in failed.items()
+    ]
+
+
 def fixed_ms(curve: Sequence[Score]) -> float:
     """Milliseconds of a micro-step that do not grow with its rows: the intercept of a least-squares line, not
     below zero. Each point counts relative to its own size, so that the largest does not decide alone.

@@ -68,14 +68,14 @@ def score_all(trials: Sequence[Trial], workload: Workload) -> list[Score]:
     times: dict[Candidate, list[tuple[float, Timing]]] = defaultdict(list)
     for trial, timing in finished:
         variant = trial.candidate.variant
-        updates[(variant.threads, variant.compile)].append(timing.ms_per_update)
+        updates[(variant.threads, variant["compile"])].append(timing.ms_per_update)
         steady_ms = _ms(timing, is_busy) * math.exp(-drift.per_s * (trial.started_s - first_s))
         times[trial.candidate].append((steady_ms, timing))
     # The update does not depend on the micro-batch, so all trials time the same one.
     middle = min if is_busy else median
     update_ms = {key: middle(values) for key, values in updates.items()}
     scores = [
-        _score(candidate, each, workload, update_ms[(candidate.variant.threads, candidate.variant.compile)])
+        _score(candidate, each, workload, update_ms[(candidate.variant.threads, candidate.variant["compile"])])
         for candidate, each in times.items()
     ]
     return sorted(scores, key=lambda score: -score.tokens_per_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gptfit.tune.rank import AS_GOOD, Score, score_all, winner
-from gptfit.tune.space import Space, ladder, with_value
+from gptfit.tune.space import Space, ladder
 from gptfit.tune.trials import Candidate, Trial, Variant
 
 # A size this much slower than the best ends the walk in its direction.
@@ -43,7 +43,7 @@ def _explore(space: Space, trials: Sequence[Trial]) -> Candidate | None:
         return Candidate(size, space.base)
     current = space.base
     for axis in space.axes:
-        rivals = [with_value(current, axis.name, value) for value in axis.values]
+        rivals = [current.having(axis.name, value) for value in axis.values]
         for variant in rivals:
             size = _next_size_of_rival(space, tried, current, variant)
             if size is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from gptfit.config.keys import TUNABLE, TrainConfig
+from gptfit.config.keys import KEYS, TUNABLE, TrainConfig
 from gptfit.errors import ConfigError, UsageError
 from gptfit.gpus import find_or_none
 from gptfit.plan import memory
@@ -63,13 +63,16 @@ def make_space(
     if machine.kind == "cpu":
         # Main memory is rarely what limits a CPU, and its largest batch takes minutes: begin at the config's own.
         largest = min(largest, max(size for size in wanted[0] if size <= config.batch_size))
+    axes = make_axes(base, machine, also)
+    idle = sorted({*also} - {axis.name for axis in axes})
+    notes += tuple(f"{name} has nothing to vary on {machine.device}" for name in idle)
     for size in asked:
         sizes += tuple(extra for extra in nearest_divisors(rows, size) if extra not in sizes)
     return Space(
         workload=Workload(rows, config.block_size),
         start=largest,
         base=base,
-        axes=make_axes(base, machine, also),
+        axes=axes,
         sizes=tuple(sorted(sizes)),
         asked=tuple(sorted({size for group in wanted[1:] for size in group})),
         limit_gib=(1 - headroom) * usable / 1024**3,
@@ -106,13 +109,8 @@ def ladder(sizes: Sequence[int], start: int) -> tuple[int, ...]:
 
 
 def base_variant(config: TrainConfig, machine: Machine) -> Variant:
-    return Variant(
-        threads=machine.threads if machine.kind == "cpu" else 0,
-        dtype=machine.dtype,
-        compile=config.compile and machine.compile_problem is None,
-        chunked_loss=config.chunked_loss,
-        checkpoint_activations=config.checkpoint_activations,
-    )
+    here = {"dtype": machine.dtype, "compile": config.compile and machine.compile_problem is None}
+    return Variant.of(machine.threads if machine.kind == "cpu" else 0, {**config.as_dict(), **here})
 
 
 def make_axes(base: Variant, machine: Machine, also: Iterable[str] = ()) -> tuple[VariedSetting, ...]:
@@ -121,15 +119,25 @@ def make_axes(base: Variant, machine: Machine, also: Iterable[str] = ()) -> tupl
     for name in also:
         if name not in TUNABLE:
             raise UsageError(f"--also {name}: can vary {', '.join(TUNABLE)}")
-        if name == "compile" and machine.compile_problem:
-            continue
-        values: tuple[object, ...] = (True, False)
-        if name == "dtype":
-            values = ("bfloat16" if machine.has_bf16 else "float16", "float32")
-            if machine.kind == "cpu" and not machine.has_bf16:
-                values = ("float32", "bfloat16")  # float16 does nothing for a CPU
-        axes.append(VariedSetting(name, tuple(value for value in values if value != getattr(base, name))))
+        values = (value for value in values_of(name, base, machine) if value != base[name])
+        axes.append(VariedSetting(name, tuple(values)))
     return tuple(axis for axis in axes if axis.values)
+
+
+def values_of(name: str, base: Variant, machine: Machine) -> tuple[object, ...]:
+    """What a key may be on this machine; a value it turns out not to take there is a trial that failed, and a row."""
+    if name == "compile" and machine.compile_problem:
+        return ()
+    if name == "dtype":
+        if machine.kind == "cpu" and not machine.has_bf16:
+            return "float32", "bfloat16"  # float16 does nothing for a CPU
+        return "bfloat16" if machine.has_bf16 else "float16", "float32"
+    if name == "fused_loss" and not (machine.kind == "cuda" and base["compile"]):
+        return ()  # there is nothing to fuse
+    choices = KEYS[name].choices or (True, False)
+    # 'auto' is one of the others; scores of all pairs of tokens are never faster on a card.
+    left_out = {"auto", "math" if machine.kind == "cuda" else "cudnn"}
+    return tuple(choice for choice in choices if choice not in left_out)
 
 
 def thread_counts(machine: Machine) -> tuple[object, ...]:
@@ -176,7 +184,7 @@ def candidate_config(config: TrainConfig, candidate: Candidate) -> TrainConfig:
     return config.replace(
         batch_size=candidate.micro_batch,
         gradient_accumulation_steps=rows // candidate.micro_batch,
-        **{name: getattr(candidate.variant, name) for name in TUNABLE},
+        **dict(candidate.variant.keys),
     )
 
 
@@ -192,10 +200,6 @@ def _plans_largest(
     if largest == 0 or largest >= rows:
         return ()
     return tuple(f"plan's largest that fits: {note}" for note in _divide(rows, [largest])[1])
-
-
-def with_value(variant: Variant, name: str, value: object) -> Variant:
-    return replace(variant, **{name: value})  # type: ignore[arg-type]
 
 
 def _divide(rows: int, sizes: Sequence[int]) -> tuple[list[tuple[int, ...]], tuple[str, ...]]:

@@ -17,7 +17,7 @@ import torch
 from gptfit.config.keys import TrainConfig
 from gptfit.device.compiler import find_compile_problem
 from gptfit.device.device import Device, find_device, has_bf16, is_out_of_memory
-from gptfit.device.nvml import context_bytes
+from gptfit.device.nvml import context_bytes, power_note
 from gptfit.errors import GptfitError
 from gptfit.plan.memory import FITTED
 from gptfit.schedule import Knobs
@@ -203,7 +203,7 @@ def _machine(config: TrainConfig, device: Device, context: int) -> Machine:
         free_bytes=device.free_memory_bytes() + context,  # a trial has a context of its own in place of this one's
         gpu=device.gpu.name if device.gpu else None,
         compile_problem=find_compile_problem(device) if config.compile else None,
-        notes=device.notes,
+        notes=(*device.notes, *filter(None, [power_note(device)])),
     )
 
 

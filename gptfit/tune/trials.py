@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
+
+from gptfit.config.keys import TUNABLE
 
 Outcome = Literal["ok", "oom", "timeout", "crash"]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Everything but the micro-batch that a trial may change; none of it changes what is learnt."""
+    """Everything but the micro-batch that a trial may change: any key that config/keys.py calls tunable."""
 
     threads: int  # of a CPU; 0 on a card
-    dtype: str
-    compile: bool
-    chunked_loss: str | bool
-    checkpoint_activations: str | bool
+    keys: tuple[tuple[str, object], ...]
+
+    @classmethod
+    def of(cls, threads: int, values: Mapping[str, object]) -> Variant:
+        return cls(threads, tuple((name, values[name]) for name in TUNABLE))
+
+    def __getitem__(self, name: str) -> object:
+        return self.as_dict()[name]
+
+    def as_dict(self) -> dict[str, object]:
+        return {"threads": self.threads, **dict(self.keys)}
+
+    def having(self, name: str, value: object) -> Variant:
+        if name == "threads":
+            assert isinstance(value, int)
+            return replace(self, threads=value)
+        return Variant.of(self.threads, {**self.as_dict(), name: value})
 
 
 @dataclass(frozen=True)
@@ -114,4 +130,6 @@ def machine_from_json(values: dict[str, Any]) -> Machine:
 
 
 def trial_as_json(trial: Trial) -> dict[str, Any]:
-    return asdict(trial)
+    values = asdict(trial)
+    values["candidate"]["variant"] = trial.candidate.variant.as_dict()
+    return values

@@ -16,7 +16,7 @@ from gptfit.errors import RunError, UsageError
 from gptfit.plan.calibration import newest
 from gptfit.shape import ModelShape
 from gptfit.tune.cache import measured_speed
-from gptfit.tune.curve_words import chunk_note, explain
+from gptfit.tune.curve_words import chunk_note, explain, failure_notes
 from gptfit.tune.rank import Score, is_shared, machine_notes
 from gptfit.tune.session import Observer, Session, find_machine, make_measure, tune
 from gptfit.tune.space import Space, make_space
@@ -128,7 +128,8 @@ def run_session(
         left_s = 60 * options.minutes - (time.monotonic() - began)
         session = tune(space, measure, keeper, left_s, options.trial_seconds)
         keeper.ended(session)
-    notes = [*machine.notes, *space.notes, *machine_notes(session.trials), *keeper.problems]
+    notes = [*machine.notes, *space.notes, *failure_notes(session.trials, space.base)]
+    notes += [*machine_notes(session.trials), *keeper.problems]
     if machine.compile_problem:
         notes.insert(0, f"not compiled: {machine.compile_problem}")
     if remark := chunk_note(session.scores(), space.base):

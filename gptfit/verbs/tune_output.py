@@ -6,11 +6,9 @@ import csv
 import io
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gptfit.config.keys import TUNABLE
 from gptfit.config.write import render, set_keys
 from gptfit.errors import RunError
 from gptfit.files import write_whole
@@ -95,10 +93,7 @@ def changed_keys(result: TuneResult, score: Score) -> dict[str, object]:
     if not result.config.tokens_per_step:  # which would derive the accumulation by itself
         keys["gradient_accumulation_steps"] = result.session.space.workload.accumulation(score.candidate.micro_batch)
     base, variant = result.session.space.base, score.candidate.variant
-    for name in TUNABLE:
-        if getattr(variant, name) != getattr(base, name):
-            keys[name] = getattr(variant, name)
-    return keys
+    return keys | {name: value for name, value in variant.keys if value != base[name]}
 
 
 def write_config(result: TuneResult, path: Path, texts: Sequence[str]) -> Path:
@@ -187,10 +182,10 @@ def measurement_row(result: TuneResult, score: Score) -> dict[str, str]:
         "block_size": shape.block_size,
         "micro_batch": micro_batch,
         "grad_accum": accumulation,
-        "dtype": variant.dtype if variant.dtype == "float32" else f"{variant.dtype} autocast",
+        "dtype": "float32" if variant["dtype"] == "float32" else f"{variant['dtype']} autocast",
         "compile": "yes" if timing.compiled else "no",
-        "attention": "sdpa",
-        "activation_checkpointing": "yes" if variant.checkpoint_activations else "no",
+        "attention": "sdpa" if variant["attention"] == "auto" else f"sdpa/{variant['attention']}",
+        "activation_checkpointing": "yes" if variant["checkpoint_activations"] else "no",
         "optimizer": result.config.optimizer,
         "tokens_per_s": f"{score.tokens_per_s:.0f}",
         "ms_per_iter": f"{1e3 * work.tokens_per_step / score.tokens_per_s:.2f}",
@@ -227,7 +222,7 @@ def _score_json(result: TuneResult, score: Score) -> dict[str, Any]:
     return {
         "micro_batch": micro_batch,
         "accumulation": work.accumulation(micro_batch),
-        **asdict(score.candidate.variant),
+        **score.candidate.variant.as_dict(),
         "tokens_per_s": score.tokens_per_s,
         "ms_per_micro_step": score.ms_per_micro_step,
         "ms_per_update": score.timing.ms_per_update,

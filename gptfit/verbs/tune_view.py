@@ -73,7 +73,7 @@ class TuneScreen:
 
 def head_lines(config: TrainConfig, shape: ModelShape, machine: Machine, space: Space) -> list[str]:
     sizes = f"{shape.n_layer} x {shape.n_embd}, T {shape.block_size}, vocabulary {count(shape.vocab_size)}"
-    settings = [machine.dtype, "compiled" if space.base.compile else "eager", config.optimizer]
+    settings = [machine.dtype, "compiled" if space.base["compile"] else "eager", config.optimizer]
     work = space.workload
     step = f"{count(work.tokens_per_step)} tokens per step = {work.rows} rows of {work.block_size}"
     varied = " and ".join(["the micro-batch", *(axis.name for axis in space.axes)])
@@ -192,5 +192,5 @@ def _bar(share: float, columns: int = BAR) -> str:
 
 def variant_words(variant: Variant, base: Variant) -> str:
     """What differs from the config's own settings: ' threads=1'."""
-    changed = [name for name in vars(base) if getattr(variant, name) != getattr(base, name)]
-    return "".join(f" {name}={getattr(variant, name)}" for name in changed)
+    own = base.as_dict()
+    return "".join(f" {name}={value}" for name, value in variant.as_dict().items() if value != own[name])

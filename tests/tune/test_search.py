@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptfit.config.keys import TrainConfig
+from gptfit.config.keys import DEFAULTS, TUNABLE, TrainConfig
 from gptfit.errors import UsageError
-from gptfit.tune.curve_words import chunk_note, explain, fixed_ms
+from gptfit.tune.curve_words import chunk_note, explain, failure_notes, fixed_ms
 from gptfit.tune.rank import find_drift, machine_notes, noise, score_all, winner
 from gptfit.tune.search import contenders, is_stable, next_candidate
 from gptfit.tune.session import Session, tune
@@ -22,7 +22,7 @@ from gptfit.tune.space import Space, VariedSetting, divisors, ladder, make_axes,
 from gptfit.tune.trial_process import Ended
 from gptfit.tune.trials import Candidate, Machine, Outcome, Timing, Trial, Variant, Workload
 
-BASE = Variant(threads=0, dtype="bfloat16", compile=True, chunked_loss=False, checkpoint_activations=False)
+BASE = Variant.of(0, {**DEFAULTS, "dtype": "bfloat16", "chunked_loss": False})
 CARD = Machine(
     device="NVIDIA GeForce RTX 4070", kind="cuda", dtype="bfloat16", has_bf16=True, torch="2.13.0", threads=8, cores=16,
     total_bytes=12 * 2**30, free_bytes=int(11.3 * 2**30), gpu="RTX 4070 12GB",
@@ -151,6 +151,23 @@ def test_threads_vary_on_a_cpu_and_what_was_asked_for_elsewhere() -> None:
         make_axes(BASE, CARD, ["colour"])
 
 
+def test_any_key_that_is_tunable_is_an_axis_with_the_values_that_mean_something_there() -> None:
+    on_card = {axis.name: axis.values for axis in make_axes(BASE, CARD, TUNABLE)}
+    assert set(on_card) == set(TUNABLE)
+    assert on_card["attention"] == ("flash", "cudnn")
+    assert on_card["fused_loss"] == (False,)
+    assert on_card["checkpoint_activations"] == ("wide", True)
+    on_cpu = {axis.name: axis.values for axis in make_axes(replace(BASE, threads=8), CPU, TUNABLE)}
+    assert on_cpu["attention"] == ("flash", "math")
+    assert "fused_loss" not in on_cpu
+
+
+def test_a_setting_that_never_ran_is_named_with_its_reason() -> None:
+    trials = [trial(8, 20.0), failed(8, "crash", BASE.having("attention", "cudnn"))]
+    assert failure_notes(trials, BASE) == ["attention=cudnn did not run: crash"]
+    assert failure_notes([*trials, trial(4, 20.0, variant=BASE.having("attention", "cudnn"))], BASE) == []
+
+
 def test_out_of_memory_ends_the_walk_up_and_the_search_goes_on() -> None:
     machine = SimulatedMachine(lambda c, _: 5 + 2 * c.micro_batch, oom_from=16)
     session = machine.tune(space())
@@ -216,31 +233,31 @@ def test_the_winner_is_within_5_percent_of_the_true_best(
 
 def test_another_setting_is_adopted_only_when_it_is_faster_and_then_gets_its_own_sizes() -> None:
     def ms(candidate: Candidate, _: float) -> float:
-        slow = 1.0 if candidate.variant.compile else 1.4
-        checkpointing = 1.3 if candidate.variant.checkpoint_activations else 1.0
+        slow = 1.0 if candidate.variant["compile"] else 1.4
+        checkpointing = 1.3 if candidate.variant["checkpoint_activations"] else 1.0
         return (5 + 2 * candidate.micro_batch) * slow * checkpointing
 
-    base = replace(BASE, compile=False)
+    base = BASE.having("compile", False)
     axes = (VariedSetting("compile", (True,)), VariedSetting("checkpoint_activations", (True,)))
     machine = SimulatedMachine(ms)
     session = machine.tune(space(base=base, axes=axes))
     best = session.best()
     assert best is not None
-    assert best.candidate.variant == replace(base, compile=True)
-    checkpointed = {c for c in machine.tried if c.variant.checkpoint_activations}
+    assert best.candidate.variant == base.having("compile", True)
+    checkpointed = {c for c in machine.tried if c.variant["checkpoint_activations"]}
     assert len(checkpointed) == 1, "one trial shows that it is slower"
-    assert all(c.variant.compile for c in checkpointed), "one thing at a time, on top of what was adopted"
+    assert all(c.variant["compile"] for c in checkpointed), "one thing at a time, on top of what was adopted"
 
 
 def test_a_setting_that_saves_memory_is_tried_where_the_others_ran_out() -> None:
-    chunked = replace(BASE, chunked_loss=True)
+    chunked = BASE.having("chunked_loss", True)
 
     class Saving(SimulatedMachine):
         def measure(self, candidate: Candidate, is_first: bool, limit_s: float, on_stage: object) -> Ended:
-            self.oom_from = 64 if candidate.variant.chunked_loss else 8
+            self.oom_from = 64 if candidate.variant["chunked_loss"] else 8
             return super().measure(candidate, is_first, limit_s, on_stage)
 
-    machine = Saving(lambda c, _: 30 + (2.2 if c.variant.chunked_loss else 2.0) * c.micro_batch)
+    machine = Saving(lambda c, _: 30 + (2.2 if c.variant["chunked_loss"] else 2.0) * c.micro_batch)
     best = machine.tune(space(axes=(VariedSetting("chunked_loss", (True,)),))).best()
     assert best is not None
     assert best.candidate == Candidate(32, chunked)
@@ -249,12 +266,12 @@ def test_a_setting_that_saves_memory_is_tried_where_the_others_ran_out() -> None
 def test_a_setting_that_fails_where_the_others_run_gets_one_trial() -> None:
     class Hungry(SimulatedMachine):
         def measure(self, candidate: Candidate, is_first: bool, limit_s: float, on_stage: object) -> Ended:
-            self.oom_from = 1 if candidate.variant.dtype == "float32" else math.inf
+            self.oom_from = 1 if candidate.variant["dtype"] == "float32" else math.inf
             return super().measure(candidate, is_first, limit_s, on_stage)
 
     machine = Hungry(lambda c, _: 5 + 2.0 * c.micro_batch)
     machine.tune(space(axes=(VariedSetting("dtype", ("float32",)),)))
-    assert sum(candidate.variant.dtype == "float32" for candidate in machine.tried) == 1
+    assert sum(candidate.variant["dtype"] == "float32" for candidate in machine.tried) == 1
 
 
 def test_the_rounds_are_interleaved() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from gptfit import measured
 from gptfit.cli import main
+from gptfit.config.keys import DEFAULTS
 from gptfit.config.read import load_config
 from gptfit.tune import search, session
 from gptfit.tune.trials import Candidate, Machine, Variant
@@ -256,7 +257,7 @@ def test_one_size_alone_is_no_comparison(tuned: Tuned) -> None:
     )  # fmt: skip
     best = best_known(config, config.shape(), machine, known)
     assert best is not None
-    assert best.candidate.variant == Variant(1, "float32", False, "auto", False)
+    assert best.candidate.variant == Variant.of(1, {**DEFAULTS, "dtype": "float32", "compile": False})
     only = measured.Measurements(tuple(speed for speed in known.speeds if speed.key == key))
     assert best_known(config, config.shape(), machine, only) is None
     elsewhere = Machine(**{**vars(machine), "torch": "1.0"})
