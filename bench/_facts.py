@@ -169,6 +169,7 @@ def _row(record: dict[str, str]) -> Row | str:
         optimizer="muon" if "Muon" in record["optimizer"] else "adamw",
         muon_rounds=5,
         flash="naive" not in record["attention"],
+        logits=_logits(record),
     )
     memory = float(record["peak_vram_mib"]) if record["peak_vram_mib"] else None
     slower = next((ratio for part, ratio in SLOWED.items() if part in record["id"]), 1.0)
@@ -203,6 +204,13 @@ def _shape(record: dict[str, str]) -> ModelShape | None:
         return None
     n = {key: int(float(record[key])) for key in keys}
     return ModelShape(n["n_layer"], n["n_head"], n["n_embd"], n["block_size"], n["vocab_size"])
+
+
+def _logits(record: dict[str, str]) -> str:
+    """nanoGPT's loop writes `logits, loss = model(X, Y)`; the speedruns' models return none. torch 2.6 began to reuse them."""
+    if re.match("nanoGPT|build-nanogpt", record["codebase"]):
+        return "returned"
+    return "kept" if "torch 2.5" in record["notes"] else "replaced"
 
 
 def _memory_kind(record: dict[str, str]) -> str | None:

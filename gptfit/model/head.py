@@ -100,7 +100,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 @cache
 def fused_losses() -> Callable[[Tensor, Tensor, float], Tensor]:
-    """A chunk's losses and gradient as two kernels: logits are read twice and written once, in their own format."""
+    """A chunk's losses and gradient as two kernels: logits are read twice and written once, in their own format.
+
+    Inductor's auto-chunker, which cuts the whole loss, gives the same digits (bench/loss_chunks.py). This way is kept: the
+    chunk's size is known to the plan, evaluation and eager runs use the same code, and it is no private option of torch's.
+    """
     return torch.compile(_losses_of_chunk, dynamic=False)
 
 

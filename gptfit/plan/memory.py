@@ -29,8 +29,10 @@ class MemoryConstants:
     block_bytes_eager: float = 38.0
     # What torch.compile's partitioner keeps of the same block, counted from its forward graph (formulas.md).
     block_bytes_compiled: float = 36.0
-    # Norms without weights keep less, rotary and QK-norm more (nanochat, autoresearch, parameter-golf rows: 30 to 36).
-    block_bytes_modern: float = 34.0
+    # Besides, turned queries and keys, and a copy of attention's result; the norms' inputs are the stream itself.
+    block_bytes_modern: float = 42.0
+    # Outside the blocks at the peak of compiled code: the embedding, the last norm and the gradient before it.
+    outside_bytes: float = 8.0
     # With checkpoint_activations='wide': the block's float32 input (4) and, in 16 bits, the results of its products:
     # queries, keys and values (6), attention (2), its projection (2), the MLP's wide layer (8) and its projection (2).
     wide_bytes: float = 24.0
@@ -38,20 +40,26 @@ class MemoryConstants:
     checkpoint_bytes: float = 4.0
     # Per logit: 16-bit logits (2), float32 log-softmax (4) and its two gradients (4 + 4).
     logit_bytes_eager: float = 14.0
-    # Compiled code fuses the softmax away: 16-bit logits and their 16-bit gradient.
-    logit_bytes_compiled: float = 4.0
-    # A float32 logits block that the allocator keeps reserved although nothing lives in it: nvidia-smi grows by this
-    # much more per logit than torch allocates.
-    logit_bytes_cached: float = 4.15
-    # How softly that block and the optimizer state share memory; from the rows at micro-batch 4, 8 and 16.
-    sharing_bytes: float = 0.94 * GIB
-    # CUDA context, cuBLAS and cuDNN handles: 0.3 GiB on small Ampere cards to 0.9 on a B200.
-    context_bytes: float = 0.46 * GIB
+    # Reserved but not in use: what splitting and rounding leave over.
+    spare_bytes: float = 64.0 * MIB
+    spare_share: float = 0.02  # of the activations
+    # Eager code was not replayed: a float32 block of logits that stays reserved, and how softly state and gradients share
+    # it, as the out-of-memory history of one RTX 4070 gave them.
+    eager_logit_bytes_cached: float = 4.15
+    eager_sharing_bytes: float = 0.94 * GIB
+    # CUDA context, cuBLAS and cuDNN handles, the only constant fitted here: 0.3 GiB on small Ampere cards to 0.9 on a B200.
+    context_bytes: float = 426.0 * MIB
     # Tokens whose logits exist at once with chunked_loss.
     chunk_tokens: int = 2048
 
 
 FITTED = MemoryConstants()
+# Tensors of the logits' size that live at once in compiled code, which fuses the softmax away (Setting.logits): the
+# logits, which become their gradient; beside their gradient; or beside that and zeros, which autograd makes for a result
+# that no loss came from.
+LOGIT_TENSORS = {"replaced": 1, "kept": 2, "returned": 3}
+# Rows of a chunk whose softmax exists in float32 where it is not compiled; model/head.py.
+SOFTMAX_ROWS = 512
 ALLOCATED_ERROR = 0.10
 DEVICE_ERROR = 0.08
 
@@ -101,7 +109,7 @@ def activation_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> f
     """What the blocks keep for the backward pass."""
     shape = setting.shape
     per_block = _block_bytes(setting, constants) * shape.n_embd * setting.micro_tokens
-    if not setting.flash:
+    if setting.writes_scores:
         # Scores before and after softmax in 16 bits, the float32 softmax, and the mask's copy.
         per_block += 12.0 * shape.n_head * shape.block_size * setting.micro_tokens
     if setting.checkpoint_activations:
@@ -111,7 +119,8 @@ def activation_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> f
             kept *= 44 / 24  # twenty of those bytes are 16-bit numbers
         # The block whose turn it is in backward is there whole.
         return kept * shape.n_layer + per_block - (kept if is_wide else 0.0)
-    return per_block * shape.n_layer
+    outside = constants.outside_bytes * shape.n_embd * setting.micro_tokens if setting.compile else 0.0
+    return per_block * shape.n_layer + outside
 
 
 def logit_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
@@ -119,13 +128,19 @@ def logit_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
     shape, tokens = setting.shape, setting.micro_tokens
     if setting.chunked_loss:
         chunk = min(constants.chunk_tokens, tokens)
-        # One chunk's logits in 16 bits and its float32 softmax; then the gradients that are ready in forward:
-        # float32 for the hidden states and for the head, plus the head's 16-bit partial product.
-        chunk_bytes = chunk * shape.vocab_size * (setting.element_bytes + 4.0 + 4.0)
+        # One chunk's logits, which become their gradient; where that is not one kernel, float32 copies of a few rows.
+        # Then the gradients that are ready in forward: float32 for the hidden states and for the head, plus the head's
+        # 16-bit partial product.
+        chunk_bytes = float(chunk * shape.vocab_size * setting.element_bytes)
+        if not (setting.compile and setting.fused_loss):
+            chunk_bytes += 12.0 * min(SOFTMAX_ROWS, chunk) * shape.vocab_size
         return chunk_bytes + 6.0 * tokens * shape.n_embd + 6.0 * shape.vocab_size * shape.n_embd
-    per_logit = constants.logit_bytes_compiled if setting.compile else constants.logit_bytes_eager
-    if setting.dtype == "float32":
-        per_logit += 2  # the logits themselves are twice as wide
+    if setting.compile:
+        # With them the head's gradient, before it is widened.
+        one = setting.element_bytes * tokens * shape.vocab_size
+        return LOGIT_TENSORS[setting.way_of_logits] * one + setting.element_bytes * shape.vocab_size * shape.n_embd
+    # In float32 the logits themselves are twice as wide.
+    per_logit = constants.logit_bytes_eager + (2 if setting.dtype == "float32" else 0)
     return per_logit * tokens * shape.vocab_size
 
 
@@ -188,10 +203,17 @@ def _block_bytes(setting: Setting, constants: MemoryConstants) -> float:
 
 
 def _cached_bytes(setting: Setting, state_and_gradients: float, constants: MemoryConstants) -> float:
-    """Reserved but not allocated: the part of the float32 logits block that state and gradients do not fill."""
-    if setting.chunked_loss or (setting.compile and setting.shape.arch == "modern"):
-        return 64.0 * MIB + 0.02 * activation_bytes(setting, constants)  # no such block; ordinary fragmentation
-    block = constants.logit_bytes_cached * setting.micro_tokens * setting.shape.vocab_size
-    excess = block - state_and_gradients
-    softness = min(constants.sharing_bytes, 1.05 * state_and_gradients)
-    return (excess + math.hypot(excess, softness)) / 2
+    """Reserved but not allocated; the allocator's rules replayed over the tensors of a step say so (bench/replay.py).
+
+    Gradients and optimizer state that are made in the first step are put where its logits were, which therefore need
+    another place; what does not fill the first is lost. Training here makes them before (`Engine.settle`).
+    """
+    spare = constants.spare_bytes + constants.spare_share * activation_bytes(setting, constants)
+    is_settled = setting.way_of_logits == "replaced" and setting.accumulation > 1
+    if setting.chunked_loss or (setting.compile and is_settled):
+        return spare
+    logits = setting.micro_tokens * setting.shape.vocab_size
+    if not setting.compile:
+        excess = constants.eager_logit_bytes_cached * logits - state_and_gradients
+        return (excess + math.hypot(excess, min(constants.eager_sharing_bytes, 1.05 * state_and_gradients))) / 2
+    return spare + max(0.0, setting.element_bytes * logits - state_and_gradients)

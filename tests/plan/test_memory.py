@@ -21,8 +21,11 @@ BASE = Setting(SMALL, micro_batch=8, accumulation=64)
     [(8, 7600, 7731), (16, 12600, 13100), (32, 24365, 24800), (64, 47500, 48200)],
 )
 def test_compiled_gpt2_small_shows_what_was_published(micro_batch: int, low_mib: int, high_mib: int) -> None:
-    predicted = memory.predict(replace(BASE, micro_batch=micro_batch)).device.value / MIB
-    assert 0.94 * low_mib <= predicted <= 1.06 * high_mib
+    """By code that returns its logits, as nanoGPT's model does; gptfit's does not and needs less."""
+    published = replace(BASE, micro_batch=micro_batch)
+    predicted = memory.predict(published).device.value / MIB
+    assert 0.97 * low_mib <= predicted <= 1.03 * high_mib
+    assert memory.predict(replace(published, logits="replaced")).device.value / MIB < 0.82 * predicted
 
 
 def test_parts_sum_to_the_device_total() -> None:
@@ -47,7 +50,7 @@ def test_chunks_save_most_of_the_logits() -> None:
     large = replace(BASE, micro_batch=32)
     whole, chunked = (memory.predict(replace(large, chunked_loss=chunks)) for chunks in (False, True))
     assert chunked.parts["logits"] < 0.25 * whole.parts["logits"]
-    assert chunked.device.value < 0.65 * whole.device.value
+    assert chunked.device.value < 0.85 * whole.device.value
 
 
 def test_checkpoints_save_most_of_the_activations() -> None:
