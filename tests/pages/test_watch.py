@@ -17,7 +17,7 @@ from gptfit.errors import RunError
 from gptfit.logs import large_log
 from gptfit.pages.follow import end_of_whole_lines, news
 from gptfit.pages.live import watch_app
-from gptfit.pages.run_list import Listing, status
+from gptfit.pages.run_list import Listing, status, summarise
 from tests.made_logs import MakeRun
 
 NANOGPT = "iter 0: loss 4.2, time 10.00ms, mfu -100.00%\niter 1: loss 4.1, time 10.00ms, mfu 1.00%\n"
@@ -180,6 +180,16 @@ def test_pages_allow_no_foreign_script(client: TestClient) -> None:
 def test_unknown_assets_are_not_found(client: TestClient) -> None:
     assert client.get("/page/style.css").status_code == 200
     assert client.get("/page/..%2Fwatch.py").status_code == 404
+
+
+@pytest.mark.parametrize(("tokenizer", "bits"), [("tokenizer.json", 1.0), ("gpt2", None)])
+def test_the_list_has_bits_per_byte_where_the_vocabulary_is_not_gpt2s(
+    tokenizer: str, bits: float | None, tmp_path: Path
+) -> None:
+    header = {"event": "header", "dataset": {"tokenizer": tokenizer, "bytes_per_token": 4.0}}
+    found = {"event": "eval", "step": 8, "val_loss": 4 * math.log(2)}
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (header, found)))
+    assert summarise(tmp_path / "run.jsonl")["bits_per_byte"] == pytest.approx(bits)
 
 
 def test_a_large_log_is_seen_whole_by_a_few_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
