@@ -11,8 +11,9 @@ from _recipe_groups import HORIZONS, WHOLE, read_groups
 from _recipe_groups import KEPT as GROUPS_KEPT
 from _recipe_own import FACTS, OwnFacts, own_curves
 from _recipe_own import TARGET as OWN_TARGET
-from _recipe_runs import Kept
+from _recipe_runs import REPO, Kept
 
+TRIED = REPO / "bench" / "recipe_tried.jsonl"
 NOT_YET = "not measured yet"
 GROUPS_SHARE = 0.75  # of the first edition's tokens
 SHARES = {"5M": 10.0, "30M": 6.5}  # of nanoGPT's tokens
@@ -72,3 +73,12 @@ def _own() -> str:
 def _epochs() -> str:
     said = [f"{case.setup.name[7:]} tokens: {spread(gains, 3)}" for case in CASES if (gains := gains_of(case))]
     return ", ".join(said) or NOT_YET
+
+
+def tried_lines() -> list[str]:
+    """Runs made to find out why, or what might help: one seed unless it says otherwise, so no more than hints."""
+    lines = ["Tried on the way, each a hint of one seed and no figure:", "", "| run | val loss |", "|---|---|"]
+    for line in TRIED.read_text(encoding="utf-8").splitlines():
+        found = json.loads(line)
+        lines.append(f"| {found['run']} | {found['val_loss']} |")
+    return [*lines, ""]

@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from _recipe_aims import aim_lines
+from _recipe_aims import aim_lines, tried_lines
 from _recipe_compare import Comparison, read_found, table
 from _recipe_epochs import epoch_lines
 from _recipe_groups import group_lines
@@ -89,6 +89,7 @@ def render(facts: dict[str, Any], comparisons: list[Comparison]) -> str:
         *INTRODUCTION,
         *AIMS,
         *aim_lines(comparisons),
+        *tried_lines(),
         *_beside_nanogpt(comparisons),
         "## What each ingredient is worth",
         "",
