@@ -12,7 +12,7 @@ from gptfit.config.keys import TrainConfig
 from gptfit.device.allocator import keep_freed_memory
 from gptfit.device.device import Device, find_device, has_bf16
 from gptfit.doctor.pieces import Ruler
-from gptfit.plan.calibration import PER_UPDATE, Calibration, step_parts
+from gptfit.plan.calibration import PER_UPDATE, BlockCost, Calibration, block_weights, step_parts, way
 from gptfit.plan.grid import Grid
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
@@ -25,14 +25,16 @@ TINY = ModelShape(n_layer=1, n_head=2, n_embd=128, block_size=64, vocab_size=256
 SETTLING = ModelShape(n_layer=3, n_head=4, n_embd=256, block_size=256, vocab_size=512)
 SETTLING_BATCH = 4
 MOST_SCALE = 3.0
+LONGEST_SETTLING_S = 2.0  # per micro-step; a number format so slow is left as its pieces say
+LEAST_START, MOST_START = 0.2, 2.0  # of a compiled block's fixed cost, of the eager one's
 
 Piece = tuple[str, Callable[[], Grid]]
 
 
 def dtypes_of(device: Device) -> tuple[str, ...]:
     """The formats a run may have here; the one that 'auto' means last."""
-    if device.kind == "cpu":
-        return ("float32", "bfloat16") if has_bf16(device.torch_device) else ("float32",)
+    if device.kind == "cpu":  # also where bfloat16 is emulated and slow: a plan must be able to say so
+        return ("float32", "bfloat16") if has_bf16(device.torch_device) else ("bfloat16", "float32")
     return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype == device.dtype))
 
 
@@ -48,23 +50,23 @@ def measure_pieces(
     for name, measure in _pieces(rulers, grids):
         tell(name)
         grids[name] = measure()
-    saved: dict[str, float] = {}
+    blocks: dict[str, BlockCost] = {}
     for arch in ARCHITECTURES:
         for dtype, ruler in rulers.items():
             eager, way = f"{arch} {dtype} eager", f"{arch} {dtype} compiled"
             tell(f"blocks {eager}")
-            blocks = ruler.blocks(arch, grids)
-            grids[f"rest {eager}"], saved[eager] = blocks.rest, blocks.saved_bytes
+            grids[f"outside {arch} {dtype}"] = ruler.outside(arch)
+            blocks[eager] = ruler.blocks(arch, grids)
             if compiled:
                 tell(f"blocks {way}")
-                blocks = ruler.compiled_blocks(arch, grids, blocks.rest)
-                grids[f"rest {way}"], saved[way] = blocks.rest, blocks.saved_bytes
+                blocks[way] = ruler.compiled_blocks(arch, grids, blocks[eager])
     return Calibration(
         device=device.name,
         torch=torch.__version__,
         grids=grids,
         kind=device.kind,
-        saved_bytes=saved,
+        dtype=device.dtype,
+        blocks=blocks,
         total_bytes=float(device.total_memory_bytes()),
         time=time.time(),
     )
@@ -117,41 +119,67 @@ def settling_config(config: TrainConfig, dtype: str) -> TrainConfig:
     )
 
 
+def micro_seconds(setting: Setting, found: Calibration) -> float:
+    """What the pieces add up to for one micro-step."""
+    return sum(seconds for name, seconds in step_parts(setting, found).items() if name not in PER_UPDATE)
+
+
+def settling(dtype: str) -> Setting:
+    return Setting(SETTLING, SETTLING_BATCH, dtype=dtype, compile=False)
+
+
 def settled(found: Calibration, dtype: str, timing: Timing) -> Calibration:
     """With the small operations of a block scaled so that the whole model takes what it took.
 
     They are a difference of measurements, and in a model they find other things in the caches than alone.
     """
-    setting = Setting(SETTLING, SETTLING_BATCH, dtype=dtype, compile=False)
-    parts = step_parts(setting, found)
-    micro_s = sum(seconds for name, seconds in parts.items() if name not in PER_UPDATE)
+    setting = settling(dtype)
     channels = setting.micro_tokens * SETTLING.n_embd
-    rest_s = channels * found.grids[f"rest gpt2 {dtype} eager"].at(channels) * SETTLING.n_layer
-    scale = 1 + (timing.ms_low / 1e3 - micro_s) / rest_s  # the quiet quarter of its micro-steps, as the pieces' best
+    cost = found.blocks[way(setting)]
+    rest_s = cost.seconds(channels, block_weights(SETTLING) / SETTLING.n_layer) * SETTLING.n_layer
+    # The quiet quarter of its micro-steps, as the pieces' best.
+    scale = 1 + (timing.ms_low / 1e3 - micro_seconds(setting, found)) / rest_s
     scale = min(max(scale, 1 / MOST_SCALE), MOST_SCALE)
-    grids = dict(found.grids)
-    for name, grid in found.grids.items():
-        if name.startswith("rest") and f" {dtype} " in name:
-            grids[name] = Grid(grid.axes, tuple(value * scale for value in grid.values))
-    return replace(found, grids=grids)
+    scaled = {name: _scaled(cost, scale) for name, cost in found.blocks.items() if f" {dtype} " in name}
+    return replace(found, blocks={**found.blocks, **scaled})
 
 
-def complete(found: Calibration, dtype: str, tiny: dict[bool, Timing]) -> Calibration:
+def _scaled(cost: BlockCost, scale: float) -> BlockCost:
+    return replace(
+        cost,
+        fixed_s=cost.fixed_s * scale,
+        per_channel_s=cost.per_channel_s * scale,
+        per_weight_s=cost.per_weight_s * scale,
+    )
+
+
+def complete(found: Calibration, tiny: dict[bool, Timing]) -> Calibration:
     """With what tiny trials, by whether they were compiled, tell: the memory of a process, and fixed costs of a step."""
     context = {
         "compiled" if compiled else "eager": (timing.device_gib or 0.0) * 1024**3 for compiled, timing in tiny.items()
     }
     eager = tiny[False]
-    setting = Setting(TINY, micro_batch=1, dtype=dtype, compile=False)
-    parts = step_parts(setting, found)
-    update_s = parts["update"]
-    micro_s = sum(parts.values()) - update_s
+    setting = Setting(TINY, micro_batch=1, dtype=found.dtype, compile=False)
+    update_s = step_parts(setting, found)["update"]
     return replace(
         found,
         context_bytes=context,
-        micro_step_s=max(0.0, eager.ms_per_micro_step / 1e3 - micro_s),
+        blocks=found.blocks if True not in tiny else _with_compiled_start(found, tiny),
+        micro_step_s=max(0.0, eager.ms_low / 1e3 - micro_seconds(setting, found)),
         update_s=max(0.0, eager.ms_per_update / 1e3 - update_s),
     )
+
+
+def _with_compiled_start(found: Calibration, tiny: dict[bool, Timing]) -> dict[str, BlockCost]:
+    """What a compiled block takes however small it is: the tiny model has one block, and little but such costs."""
+    saved_s = (tiny[False].ms_low - tiny[True].ms_low) / 1e3
+    blocks = dict(found.blocks)
+    share = 1 - saved_s / max(blocks[f"gpt2 {found.dtype} eager"].fixed_s, 1e-9)
+    share = min(max(share, LEAST_START), MOST_START)
+    for name, cost in found.blocks.items():
+        if name.endswith(" compiled"):
+            blocks[name] = replace(cost, fixed_s=cost.fixed_s * share)
+    return blocks
 
 
 def ways(dtypes: Sequence[str], compiled: bool) -> int:

@@ -7,7 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gptfit.config.keys import TrainConfig
-from gptfit.doctor.calibrate import SETTLING, TINY, complete, settled, settling_config, tiny_config
+from gptfit.doctor.calibrate import (
+    LONGEST_SETTLING_S,
+    SETTLING,
+    TINY,
+    complete,
+    micro_seconds,
+    settled,
+    settling,
+    settling_config,
+    tiny_config,
+)
 from gptfit.errors import DeviceError
 from gptfit.plan.calibration import Calibration, calibration_from_json
 from gptfit.shape import ModelShape
@@ -21,9 +31,11 @@ PIECES_LIMIT_S = 300.0
 TRIAL_LIMIT_S = 120.0
 
 
-def calibrate(config: TrainConfig, on_stage: Callable[[str], None] = lambda stage: None) -> Calibration:
+def calibrate(
+    config: TrainConfig, on_stage: Callable[[str], None] = lambda stage: None, machine: Machine | None = None
+) -> Calibration:
     """About a minute and a half; DeviceError where the device did not answer."""
-    machine = find_machine(config)
+    machine = machine or find_machine(config)
     compiled = config.compile and machine.compile_problem is None
     request = {"check": "pieces", "config": config.as_dict(), "compiled": compiled}
     ended = run_process(request, PIECES_LIMIT_S, on_stage, COMMAND)
@@ -31,13 +43,15 @@ def calibrate(config: TrainConfig, on_stage: Callable[[str], None] = lambda stag
         raise DeviceError(f"the pieces of a step could not be timed: {ended.message}", fix="see `gptfit doctor`")
     found = calibration_from_json(ended.values)
     for dtype in [name.split()[1] for name in found.grids if name.startswith("products")]:
+        if micro_seconds(settling(dtype), found) > LONGEST_SETTLING_S:
+            continue
         on_stage(f"a small model in {dtype}")
         found = settled(found, dtype, _trial(settling_config(config, dtype), SETTLING, machine))
     tiny = {}
     for is_compiled in (False, True) if compiled else (False,):
         on_stage(f"tiny model {'compiled' if is_compiled else 'eager'}")
         tiny[is_compiled] = _trial(tiny_config(config, is_compiled), TINY, machine)
-    return complete(found, machine.dtype, tiny)
+    return complete(found, tiny)
 
 
 def _trial(config: TrainConfig, shape: ModelShape, machine: Machine) -> Timing:

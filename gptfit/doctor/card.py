@@ -77,7 +77,7 @@ def examine_card(
     machine = find_machine(config)
     lines = list(_told(_checks(config, machine, on_stage), tell))
     on_stage(CALIBRATION)
-    line, found = _calibrate(config, on_stage)
+    line, found = _calibrate(config, machine, on_stage)
     lines += _told(iter([line]), tell)
     if found:
         lines += _told(iter([_plan_against_runs(config, machine, found, on_stage)]), tell)
@@ -117,10 +117,12 @@ def _verdict(ended: Ended) -> Verdict:
     return Verdict(values["level"], values["text"], values["remedy"], values["values"])
 
 
-def _calibrate(config: TrainConfig, on_stage: Callable[[str], None]) -> tuple[CardLine, Calibration | None]:
+def _calibrate(
+    config: TrainConfig, machine: Machine, on_stage: Callable[[str], None]
+) -> tuple[CardLine, Calibration | None]:
     began = time.monotonic()
     try:
-        found = calibrate(config, on_stage)
+        found = calibrate(config, on_stage, machine)
     except DeviceError as error:
         return CardLine(CALIBRATION, Verdict("error", str(error)), time.monotonic() - began), None
     text = f"{len(found.grids)} pieces of a step timed; `gptfit plan --gpu here` uses them"

@@ -23,7 +23,6 @@ class Check:
     kinds: tuple[str, ...] = ("cpu", "cuda", "mps")
     why_not: str = ""
     is_timed: bool = False  # alone, as others would slow it
-    is_whole: bool = True  # False: what applies here is less than on a card
 
 
 ALL = (

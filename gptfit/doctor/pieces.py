@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,32 +19,44 @@ from gptfit.device.device import Device
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
 from gptfit.model.rotary import rotary_tables
-from gptfit.plan.calibration import WEIGHT_FLOPS, block_weights
+from gptfit.plan.calibration import WEIGHT_FLOPS, BlockCost, block_weights
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
 from gptfit.train.engine import Engine, build_engine
 
-TOKENS = (64, 256, 1024, 4096)
+TOKENS = (64, 256, 1024, 2048)
 WIDTHS = (128, 256, 512, 768)
 POSITIONS = (128, 256, 512, 1024)
 HEAD_SIZES = (32, 64, 128)
-ATTENTION_TOKENS = 2048
+ATTENTION_TOKENS, ATTENTION_HEADS = 2048, 4
 HEAD_TOKENS = {"whole": (128, 1024), "chunked": (1024,)}
 HEAD_WIDTHS = (128, 768)
-VOCABULARIES = {"whole": (256, 4096, 50304), "chunked": (4096, 50304)}
+VOCABULARIES = {"whole": (256, 4096, 16384, 50304), "chunked": (4096, 50304)}
 # (micro-batch, positions, width) of the blocks that are timed whole, the largest last.
-BLOCKS = ((1, 64, 128), (1, 256, 256), (4, 256, 384), (16, 256, 384))
+BLOCKS = ((1, 64, 128), (1, 256, 256), (1, 256, 768), (4, 256, 384), (16, 128, 192), (12, 256, 384))
 BLOCK_LAYERS = 2
+OUTSIDE = ((1, 64, 128), (4, 256, 384), (12, 256, 384))
 LOOKUPS = ((257, 128), (50304, 128), (50304, 768))
+LOOKUP_TOKENS = 64
 WEIGHTS = ((128, 1), (256, 4), (512, 12))  # (width, layers)
 UPDATES = ((128, 1, 64), (512, 4, 64), (512, 1, 50304))  # (width, layers, vocabulary)
 
 BUDGET_S = 0.12  # per piece; more where one run takes longer
-FEWEST, MOST = 5, 40
-LONG_S, FEWEST_LONG = 0.5, 2
-LEAST_SHARE, MOST_SHARE = 0.4, 1.2  # of a compiled block's small operations, of the eager one's
+MOST = 40
+FEWEST = ((0.1, 5), (0.3, 3), (1.0, 2))  # runs of what takes less than so long; one of what takes longer
+# What would take longer is not run: a number format without units of its own may be a hundred times slower.
+LONGEST_S = 1.0
+LEAST_SHARE, MOST_SHARE = 0.2, 3.0  # of a compiled block's small operations, of the eager one's
+# Of the bytes that an eager block keeps in 16 bits; counted where such blocks are fast enough to be compiled and run.
+COMPILED_KEEPS = {"gpt2": 0.94, "modern": 0.80}
+CACHE_BYTES = 96 * 2**20  # more than the caches of most processors
 
+MUON_LAYERS = 2
+UPDATE_RUNS = 4  # the first of which makes the optimizer's state
+FIT_ROUNDS = 2000
+
+Size = tuple[int, int, int]  # micro-batch, positions, width
 Clock = Callable[[], float]
 Points = dict[tuple[float, ...], float]
 
@@ -51,18 +64,35 @@ Points = dict[tuple[float, ...], float]
 def seconds_of(action: Callable[[], object], device: Device, clock: Clock = time.perf_counter) -> float:
     """One call, warm: the best of a few, as the first ones also fetch memory and others only add to it."""
     times = [_timed(action, device, clock)]
-    fewest = FEWEST if times[0] < LONG_S else FEWEST_LONG
+    fewest = next((runs for below, runs in FEWEST if times[0] < below), 1)
     while len(times) < fewest or (sum(times) < BUDGET_S and len(times) < MOST):
         times.append(_timed(action, device, clock))
     return min(times)
 
 
-def smooth(costs: Mapping[float, float]) -> Grid:
-    """Costs per channel as a fixed cost and one per channel: differences of measurements are too noisy to be read apart."""
-    places = sorted(costs)
-    per_channel = median(costs[place] for place in places[len(places) // 2 :])
-    fixed = median(max(0.0, costs[place] - per_channel) * place for place in places[: len(places) // 2])
-    return grid_of({(place,): per_channel + fixed / place for place in places})
+@dataclass(frozen=True)
+class Sum:
+    """Seconds that so many units of each kind took together, and by how much they may be wrong."""
+
+    amounts: tuple[float, ...]
+    seconds: float
+    error: float
+
+
+def fitted(sums: Sequence[Sum]) -> list[float]:
+    """What a unit of each kind takes, never less than nothing, so that the sums are missed by least for their errors.
+
+    >>> [round(cost, 6) for cost in fitted([Sum((1, 2), 8, 1), Sum((1, 4), 14, 1), Sum((2, 1), 7, 1)])]
+    [2.0, 3.0]
+    """
+    costs = [0.0] * len(sums[0].amounts)
+    rows = [([amount / each.error for amount in each.amounts], each.seconds / each.error) for each in sums]
+    for _ in range(FIT_ROUNDS):  # coordinate descent: a few unknowns, and it keeps them from going below zero
+        for i in range(len(costs)):
+            left = [t - sum(x * c for j, (x, c) in enumerate(zip(a, costs, strict=True)) if j != i) for a, t in rows]
+            size = sum(a[i] ** 2 for a, _ in rows)
+            costs[i] = max(0.0, sum(a[i] * t for (a, _), t in zip(rows, left, strict=True)) / size) if size else 0.0
+    return costs
 
 
 def _timed(action: Callable[[], object], device: Device, clock: Clock) -> float:
@@ -70,12 +100,6 @@ def _timed(action: Callable[[], object], device: Device, clock: Clock) -> float:
     action()
     device.synchronize()
     return clock() - began
-
-
-@dataclass(frozen=True)
-class Blocks:
-    rest: Grid
-    saved_bytes: float  # per token and channel of one block
 
 
 def saved_bytes(result: Tensor, parameters: Iterable[Tensor]) -> int:
@@ -104,6 +128,10 @@ def _saved_by(node: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
+def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+
+
 class Ruler:
     """Times pieces on one device, in one number format at a time."""
 
@@ -113,6 +141,17 @@ class Ruler:
 
     def seconds(self, action: Callable[[], object]) -> float:
         return seconds_of(action, self.device, self.clock)
+
+    def points(
+        self, places: Iterable[tuple[float, ...]], work: Callable[..., float], seconds: Callable[..., float]
+    ) -> Points:
+        """Seconds per unit of work at each place, the little work first; what would take too long costs what is next to it."""
+        found: Points = {}
+        for place in sorted(places, key=lambda place: work(*place)):
+            near = min(found, key=lambda other: _distance(other, place), default=None)
+            is_long = near is not None and found[near] * work(*place) > LONGEST_S
+            found[place] = found[near] if near is not None and is_long else seconds(*place) / work(*place)
+        return found
 
     def random(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(*size, generator=self.generator).to(dtype).to(self.device.torch_device)
@@ -124,9 +163,8 @@ class Ruler:
 
     def products(self) -> Grid:
         """The twelve products of a block: each matrix forward, and backward for its input and for itself."""
-        return grid_of(
-            {(n, c): self._block_products(n, c) / (12 * WEIGHT_FLOPS * n * c**2) for n in TOKENS for c in WIDTHS}
-        )
+        places = itertools.product(TOKENS, WIDTHS)
+        return grid_of(self.points(places, lambda n, c: 12 * WEIGHT_FLOPS * n * c**2, self._block_products))
 
     def _block_products(self, tokens: int, width: int) -> float:
         return sum(
@@ -146,11 +184,13 @@ class Ruler:
         return self.seconds(forward_and_backward)
 
     def attention(self) -> Grid:
-        return grid_of({(t, size): self._attention(t, size) for t in POSITIONS for size in HEAD_SIZES})
+        """Per token, channel and position."""
+        places = itertools.product(POSITIONS, HEAD_SIZES)
+        work = ATTENTION_TOKENS * ATTENTION_HEADS
+        return grid_of(self.points(places, lambda t, size: work * size * t, self._attention))
 
     def _attention(self, positions: int, head_size: int) -> float:
-        """Per token, channel and position."""
-        batch, heads, dtype = max(1, ATTENTION_TOKENS // positions), 4, self.device.torch_dtype
+        batch, heads, dtype = ATTENTION_TOKENS // positions, ATTENTION_HEADS, self.device.torch_dtype
         joined = self.random(batch, positions, 3 * heads * head_size, dtype=dtype).requires_grad_()
         gradient = self.random(batch, heads, positions, head_size, dtype=dtype)
 
@@ -161,7 +201,7 @@ class Ruler:
             )
             F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(gradient)  # type: ignore[no-untyped-call]
 
-        return self.seconds(forward_and_backward) / (batch * positions * heads * head_size * positions)
+        return self.seconds(forward_and_backward)
 
     # Weights
 
@@ -190,7 +230,7 @@ class Ruler:
 
     def _lookup(self, vocab_size: int, width: int) -> float:
         table = nn.Embedding(vocab_size, width).to(self.device.torch_device)
-        ids, gradient = self.ids(vocab_size, 2, 256), self.random(2, 256, width)
+        ids, gradient = self.ids(vocab_size, 1, LOOKUP_TOKENS), self.random(1, LOOKUP_TOKENS, width)
         return self.seconds(lambda: table(ids).backward(gradient))
 
     # The loss
@@ -198,7 +238,8 @@ class Ruler:
     def head(self, kind: str) -> Grid:
         """Per token, vocabulary entry and channel."""
         places = itertools.product(HEAD_TOKENS[kind], HEAD_WIDTHS, VOCABULARIES[kind])
-        return grid_of({(n, c, v): self._head(kind, n, c, v) / (n * c * v) for n, c, v in places})
+        seconds = functools.partial(self._head, kind)
+        return grid_of(self.points(places, lambda n, c, v: n * c * v, seconds))
 
     def _head(self, kind: str, tokens: int, width: int, vocab_size: int) -> float:
         weight = self.random(vocab_size, width).mul_(0.02).requires_grad_()
@@ -213,27 +254,59 @@ class Ruler:
 
     # Whole blocks
 
-    def blocks(self, arch: str, known: Mapping[str, Grid]) -> Blocks:
-        """What a block takes besides its products, its attention and its weights, and what it keeps for backward."""
-        measured = {float(b * t * c): self._rest(arch, (b, t, c), False, known) for b, t, c in BLOCKS}
-        return Blocks(smooth({channels: cost for channels, (cost, _) in measured.items()}), measured[max(measured)][1])
+    def blocks(self, arch: str, known: Mapping[str, Grid]) -> BlockCost:
+        """Two measurements are subtracted; a fixed cost, one per channel and one per weight leave their noise out."""
+        sums, saved = [], 0.0
+        for size in self._short_enough(BLOCKS, known):
+            shape, channels = self._block_shape(arch, size), math.prod(size)
+            seconds, kept = self._block(shape, size[0], False)
+            amounts = (1.0, float(channels), block_weights(shape) / shape.n_layer)
+            sums.append(Sum(amounts, seconds - self._accounted(shape, size[0], known), error=seconds))
+            saved = kept / channels
+        fixed, per_channel, per_weight = fitted(sums)
+        return BlockCost(fixed, per_channel, per_weight, saved)
 
-    def compiled_blocks(self, arch: str, known: Mapping[str, Grid], eager: Grid) -> Blocks:
-        """Compiling takes too long for every size: the largest is timed, the others are in proportion to eager ones."""
-        seconds, saved = self._rest(arch, BLOCKS[-1], True, known)
-        share = min(max(seconds / eager.values[-1], LEAST_SHARE), MOST_SHARE)
-        return Blocks(Grid(eager.axes, tuple(value * share for value in eager.values)), saved)
+    def compiled_blocks(self, arch: str, known: Mapping[str, Grid], eager: BlockCost) -> BlockCost:
+        """Compiling takes too long for every size: the largest is timed; a fixed cost is told by a tiny model later."""
+        size = self._short_enough(BLOCKS, known)[-1]
+        shape, channels = self._block_shape(arch, size), math.prod(size)
+        if size != BLOCKS[-1]:  # so slow that nobody would run it: what it keeps is known well enough
+            return replace(eager, saved_bytes=eager.saved_bytes * COMPILED_KEEPS[arch])
+        seconds, saved = self._block(shape, size[0], True)
+        weights = block_weights(shape) / shape.n_layer * eager.per_weight_s
+        rest = seconds - self._accounted(shape, size[0], known) - eager.fixed_s - weights
+        slope = min(max(rest / channels, LEAST_SHARE * eager.per_channel_s), MOST_SHARE * eager.per_channel_s)
+        return replace(eager, per_channel_s=slope, saved_bytes=saved / channels)
 
-    def _rest(
-        self, arch: str, size: tuple[int, int, int], compiled: bool, known: Mapping[str, Grid]
-    ) -> tuple[float, float]:
-        """(seconds, bytes kept) per token and channel of one block."""
-        batch, positions, width = size
-        shape = ModelShape(BLOCK_LAYERS, max(1, width // 64), width, positions, 64, arch=arch)
-        seconds, saved = self._block(shape, batch, compiled)
-        channels = batch * positions * width
-        # Two measurements are subtracted; their noise must not make the rest nothing or less.
-        return max(seconds - self._accounted(shape, batch, known), 0.02 * seconds) / channels, saved / channels
+    def _short_enough(self, sizes: Sequence[Size], known: Mapping[str, Grid]) -> list[Size]:
+        """The sizes whose products take no longer than they may, at least the first."""
+        products = known[f"products {self.device.dtype}"]
+
+        def seconds(batch: int, positions: int, width: int) -> float:
+            n = batch * positions
+            return BLOCK_LAYERS * 12 * WEIGHT_FLOPS * n * width**2 * products.at(n, width)
+
+        return [size for size in sizes if size == sizes[0] or seconds(*size) < LONGEST_S]
+
+    def _block_shape(self, arch: str, size: Size) -> ModelShape:
+        _, positions, width = size
+        return ModelShape(BLOCK_LAYERS, max(1, width // 64), width, positions, 64, arch=arch)
+
+    def outside(self, arch: str) -> Grid:
+        """Per token and channel, what a model does besides its blocks, its loss and its large tables."""
+        return grid_of({(float(math.prod(size)),): self._outside(arch, size) / math.prod(size) for size in OUTSIDE})
+
+    def _outside(self, arch: str, size: Size) -> float:
+        model = build_model(self._block_shape(arch, size)).to(self.device.torch_device)
+        model.transformer["h"] = nn.ModuleList()
+        ids, gradient = self.ids(64, *size[:2]), self.random(*size)
+
+        def forward_and_backward() -> None:
+            with self.device.autocast():
+                hidden = model.hidden(ids)
+            hidden.backward(gradient.to(hidden.dtype))  # type: ignore[no-untyped-call]
+
+        return self.seconds(forward_and_backward)
 
     def _accounted(self, shape: ModelShape, batch: int, known: Mapping[str, Grid]) -> float:
         """Seconds per layer of what is in the other grids."""
@@ -281,15 +354,14 @@ class Ruler:
         return grid_of(points)
 
     def orthogonal(self, adamw: Grid) -> Grid:
-        """Muon's own work per matrix weight: the whole update less what AdamW does for the rest."""
-        points: Points = {}
-        for width in WIDTHS:
-            engine = self._engine(width, 2, 64, "modern", "muon")
-            matrices = block_weights(engine.model.shape)
-            others = engine.model.shape.n_weights - matrices
-            seconds = self._update(engine) - others * adamw.at(others)
-            points[(float(width),)] = max(seconds, 1e-6) / matrices
-        return grid_of(points)
+        """Muon's own work per matrix weight and channel: the whole update less what AdamW does for the rest."""
+
+        def seconds(width: int) -> float:
+            engine = self._engine(width, MUON_LAYERS, 64, "modern", "muon")
+            others = engine.model.shape.n_weights - block_weights(engine.model.shape)
+            return max(self._update(engine) - others * adamw.at(others), 1e-6)
+
+        return grid_of(self.points([(w,) for w in WIDTHS], lambda w: 12 * MUON_LAYERS * w**3, seconds))
 
     def _engine(self, width: int, layers: int, vocab_size: int, arch: str, optimizer: str) -> Engine:
         shape = ModelShape(layers, max(1, width // 64), width, 64, vocab_size, arch=arch)
@@ -308,12 +380,13 @@ class Ruler:
         return build_engine(config, shape, self.device)
 
     def _update(self, engine: Engine) -> float:
-        gradients = [torch.full_like(p, 1e-3) for p in engine.model.parameters()]
+        """As an update comes: after micro-steps that filled the caches, with gradients too small to be clipped."""
         loss = torch.zeros((), device=self.device.torch_device)
-
-        def update() -> None:
-            for parameter, gradient in zip(engine.model.parameters(), gradients, strict=True):
-                parameter.grad = gradient
-            engine.update(loss, 1, Knobs(1e-5))
-
-        return self.seconds(update)
+        seconds: list[float] = []
+        while len(seconds) < UPDATE_RUNS and (len(seconds) < 2 or seconds[-1] < LONGEST_S):
+            for parameter in engine.model.parameters():
+                parameter.grad = torch.full_like(parameter, 1e-6)
+            torch.ones(CACHE_BYTES // 4, device=self.device.torch_device)
+            self.device.synchronize()
+            seconds.append(_timed(lambda: engine.update(loss, 1, Knobs(1e-5)), self.device, self.clock))
+        return min(seconds)

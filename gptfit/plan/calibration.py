@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gptfit.config import recipe
@@ -25,18 +25,36 @@ EDITION_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Heap:
-    """Bytes of a CPU process per byte that lives; from 24 trials of other shapes than bench/calibration.py has."""
+    """Bytes that the C library's heap holds for a byte that lives: it never gives back, and holes are left where
+    tensors of other sizes were. Fitted on 28 trials; none of their shapes is in bench/calibration.py."""
 
-    activations: float
-    logits: float
-    passing: float  # float32 tensors of the residual stream's size that live for a moment
-    head_copies: float  # of the head's gradient
+    eager_activations: float = 1.34
+    compiled_activations: float = 1.25
+    passing: float = 19.8  # float32 tensors of the residual stream's size that live for a moment in eager backward
+    logits: float = 1.4
+    head_copies: float = 4.7  # of the head's gradient, in float32
+    head_copies_16_bit: float = 1.3
+    muon: float = 2.7  # Muon gathers the largest group of equal matrices, a third of them, and needs it eight times
 
 
-HEAP = {"eager": Heap(1.5, 1.26, 18.4, 2.1), "compiled": Heap(1.23, 1.27, 2.0, 1.6)}
+HEAP = Heap()
 MEMORY_ERROR = 0.13  # nine of ten shapes that were never run (docs/accuracy.md)
 PER_UPDATE = ("update", "host")  # parts of a step that do not repeat with its micro-steps
 PASSES = 3  # one forward, two backward
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What a block takes besides its products, its attention and its weights' gradients, and what it keeps."""
+
+    fixed_s: float
+    per_channel_s: float  # and token
+    per_weight_s: float  # which comes from memory, where a product timed by itself finds it in the caches
+    saved_bytes: float  # for backward, per token and channel
+
+    def seconds(self, channels: float, weights: float) -> float:
+        """Of one block and micro-step with so many channels times tokens."""
+        return self.fixed_s + self.per_channel_s * channels + self.per_weight_s * weights
 
 
 @dataclass(frozen=True)
@@ -45,19 +63,20 @@ class Calibration:
 
     `products`   seconds per FLOP of a block's matrix products, by (tokens, width), for each number format
     `attention`  seconds per token, channel and position, forward and backward, by (positions, head size)
-    `rest`       seconds per token and channel of everything else in a block, by their number; for each way to run
+    `outside`    seconds per token and channel of what is in no block, by their number; for each architecture
     `head`       seconds per token, vocabulary entry and channel of the loss, by (tokens, width, vocabulary); whole and chunked
     `weights`    seconds per weight and micro-step to copy it and to add to its gradient, by their number
     `lookup`     seconds per embedding weight and micro-step, by their number
     `update`     seconds per weight and update, by their number, for AdamW
-    `orthogonal` seconds per matrix weight and update that Muon takes, by width
+    `orthogonal` seconds per matrix weight, channel and update that Muon takes, by width
     """
 
     device: str  # as torch names it, which is how measurements are keyed
     torch: str
     grids: Mapping[str, Grid]
     kind: str = "cpu"  # cpu | cuda | mps
-    saved_bytes: Mapping[str, float] = field(default_factory=dict)  # per token, channel and block, by way to run
+    dtype: str = "float32"  # what 'auto' means there
+    blocks: Mapping[str, BlockCost] = field(default_factory=dict)  # by way to run
     context_bytes: Mapping[str, float] = field(default_factory=dict)  # of a process without a model: eager, compiled
     micro_step_s: float = 0.0
     update_s: float = 0.0
@@ -69,6 +88,7 @@ class Calibration:
         return (
             uncounted(setting.shape) == _usual(setting.shape)
             and not setting.writes_scores
+            and way(setting) in self.blocks
             and all(name in self.grids for name in _grids_of(setting))
         )
 
@@ -78,7 +98,8 @@ class Calibration:
             "torch": self.torch,
             "grids": {name: grid.as_json() for name, grid in self.grids.items()},
             "kind": self.kind,
-            "saved_bytes": dict(self.saved_bytes),
+            "dtype": self.dtype,
+            "blocks": {name: asdict(cost) for name, cost in self.blocks.items()},
             "context_bytes": dict(self.context_bytes),
             "micro_step_s": self.micro_step_s,
             "update_s": self.update_s,
@@ -107,7 +128,8 @@ def calibration_from_json(values: Mapping[str, Any]) -> Calibration:
         torch=str(values["torch"]),
         grids={str(name): grid_from_json(grid) for name, grid in values["grids"].items()},
         kind=str(values["kind"]),
-        saved_bytes={str(name): float(size) for name, size in values["saved_bytes"].items()},
+        dtype=str(values["dtype"]),
+        blocks={str(name): BlockCost(**cost) for name, cost in values["blocks"].items()},
         micro_step_s=float(values["micro_step_s"]),
         update_s=float(values["update_s"]),
         context_bytes={str(name): float(size) for name, size in values["context_bytes"].items()},
@@ -134,9 +156,7 @@ def record_of(calibration: Calibration) -> MeasuredDevice:
 
 
 def place_of(calibration: Calibration) -> Place:
-    """Where a run on this device is: 'auto' is the faster format, which was timed last."""
-    dtype = "bfloat16" if "products bfloat16" in calibration.grids else "float32"
-    return Place(calibration.kind, dtype, can_compile="compiled" in calibration.context_bytes)
+    return Place(calibration.kind, calibration.dtype, can_compile="compiled" in calibration.context_bytes)
 
 
 def place_for(gpu: GPU | None, used_bytes: float | None, calibrated: Calibration | None) -> Place:
@@ -154,7 +174,7 @@ def as_gpu(calibration: Calibration) -> GPU:
         bf16_tflops=None,
         fp32_tflops=None,
         tf32_tflops=None,
-        has_bf16="products bfloat16" in calibration.grids,
+        has_bf16=calibration.dtype == "bfloat16",
         source="gptfit doctor --card",
         confidence="high",
         measured_low_tflops=None,
@@ -172,7 +192,7 @@ def way(setting: Setting) -> str:
 def _grids_of(setting: Setting) -> Iterator[str]:
     dtype = setting.dtype
     yield from (f"products {dtype}", f"attention {dtype}", f"weights {dtype}", "lookup", "update")
-    yield f"rest {way(setting)}"
+    yield f"outside {setting.shape.arch} {dtype}"
     yield f"head {dtype} {'chunked' if setting.chunked_loss else 'whole'}"
     if setting.optimizer == "muon":
         yield f"orthogonal {dtype}"
@@ -187,10 +207,10 @@ def step_parts(setting: Setting, calibration: Calibration) -> dict[str, float]:
     matmul = WEIGHT_FLOPS * n * in_blocks * grids[f"products {dtype}"].at(n, c) * again
     attention = n * c * shape.block_size * shape.n_layer * again * attention_cost(setting, calibration)
     more = EDITION_SHARE if uncounted(shape) != shape else 0.0
-    rest = n * c * grids[f"rest {way(setting)}"].at(n * c) * shape.n_layer * again * (1 + more)
+    block = calibration.blocks[way(setting)].seconds(n * c, in_blocks / shape.n_layer) * (1 + more)
+    rest = block * shape.n_layer * again + n * c * grids[f"outside {shape.arch} {dtype}"].at(n * c)
     weights = in_blocks * grids[f"weights {dtype}"].at(in_blocks) + embedded * grids["lookup"].at(embedded)
-    kind = "chunked" if setting.chunked_loss else "whole"
-    head = n * c * shape.vocab_size * grids[f"head {dtype} {kind}"].at(n, c, shape.vocab_size)
+    head = n * shape.vocab_size * head_cost(setting, calibration)
     micro_steps = setting.accumulation
     return {
         "matmul": matmul * micro_steps,
@@ -201,6 +221,16 @@ def step_parts(setting: Setting, calibration: Calibration) -> dict[str, float]:
         "update": update_seconds(setting, calibration),
         "host": calibration.update_s,
     }
+
+
+def head_cost(setting: Setting, calibration: Calibration) -> float:
+    """Seconds per logit: the softmax costs the same at any width, the products in proportion to it."""
+    shape, n = setting.shape, setting.micro_tokens
+    grid = calibration.grids[f"head {setting.dtype} {'chunked' if setting.chunked_loss else 'whole'}"]
+    narrow, wide = grid.axes[1][0], grid.axes[1][-1]
+    of_narrow, of_wide = (width * grid.at(n, width, shape.vocab_size) for width in (narrow, wide))
+    per_channel = max(0.0, of_wide - of_narrow) / (wide - narrow)
+    return max(0.0, of_narrow + (shape.n_embd - narrow) * per_channel)
 
 
 def attention_cost(setting: Setting, calibration: Calibration) -> float:
@@ -224,7 +254,7 @@ def update_seconds(setting: Setting, calibration: Calibration) -> float:
     if setting.optimizer != "muon":
         return total * grids["update"].at(total)
     others = total - matrices
-    orthogonal = matrices * grids[f"orthogonal {setting.dtype}"].at(shape.n_embd)
+    orthogonal = matrices * shape.n_embd * grids[f"orthogonal {setting.dtype}"].at(shape.n_embd)
     return orthogonal + (others * grids["update"].at(others) if others else 0.0)
 
 
@@ -242,8 +272,7 @@ def memory_parts(setting: Setting, calibration: Calibration) -> dict[str, float]
     shape = setting.shape
     casts = 0.0 if setting.dtype == "float32" else 2.0 * (block_weights(shape) + shape.vocab_size * shape.n_embd)
     activations, logits = _in_heap(setting, activation_bytes(setting, calibration), cpu_logit_bytes(setting))
-    # Muon gathers the largest group of equal matrices, a third of them, and needs it three times.
-    in_update = 4.0 * block_weights(shape) if setting.optimizer == "muon" else 0.0
+    in_update = HEAP.muon * 4.0 * block_weights(shape) if setting.optimizer == "muon" else 0.0
     return {
         "weights": 4.0 * shape.n_weights + casts,
         "gradients": 4.0 * shape.n_weights,
@@ -266,17 +295,19 @@ def memory_of(setting: Setting, calibration: Calibration) -> memory.Memory:
 
 
 def _in_heap(setting: Setting, activations: float, logits: float) -> tuple[float, float]:
-    """What the C library's heap holds for them: gaps between blocks, and what lives for a moment in backward."""
-    shape, heap = setting.shape, HEAP["compiled" if setting.compile else "eager"]
-    passing = 4.0 * setting.micro_tokens * shape.n_embd * heap.passing
-    head = 4.0 * shape.vocab_size * shape.n_embd * heap.head_copies
-    return activations * heap.activations + passing, logits * heap.logits + head
+    """What the heap holds for them, and for what lives for a moment in backward; the loss is never compiled here."""
+    shape = setting.shape
+    passing = 0.0 if setting.compile else 4.0 * setting.micro_tokens * shape.n_embd * HEAP.passing
+    per_byte = HEAP.compiled_activations if setting.compile else HEAP.eager_activations
+    copies = HEAP.head_copies if setting.dtype == "float32" else HEAP.head_copies_16_bit
+    head = 4.0 * shape.vocab_size * shape.n_embd * copies
+    return activations * per_byte + passing, logits * HEAP.logits + head
 
 
 def activation_bytes(setting: Setting, calibration: Calibration) -> float:
     shape = setting.shape
     channels = setting.micro_tokens * shape.n_embd
-    per_block = calibration.saved_bytes[way(setting)] * channels
+    per_block = calibration.blocks[way(setting)].saved_bytes * channels
     if setting.checkpoint_activations:
         return 4.0 * channels * shape.n_layer + per_block
     return per_block * shape.n_layer
@@ -284,9 +315,7 @@ def activation_bytes(setting: Setting, calibration: Calibration) -> float:
 
 def cpu_logit_bytes(setting: Setting) -> float:
     """A CPU's softmax works on a few rows at a time in chunks; whole logits are there three times."""
-    shape, n, width = setting.shape, setting.micro_tokens, setting.element_bytes
-    head = shape.vocab_size * shape.n_embd
+    tokens, width = setting.micro_tokens, setting.element_bytes
     if setting.chunked_loss:
-        chunk = min(memory.FITTED.chunk_tokens, n) * shape.vocab_size * width
-        return chunk + (4.0 + width) * n * shape.n_embd + (4.0 + (2.0 if width == 2 else 0.0)) * head
-    return n * shape.vocab_size * (12.0 if width == 4 else 14.0) + 4.0 * head
+        return min(memory.FITTED.chunk_tokens, tokens) * setting.shape.vocab_size * width
+    return tokens * setting.shape.vocab_size * (12.0 if width == 4 else 14.0)

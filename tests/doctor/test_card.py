@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from gptfit import measured
 from gptfit.cli import main
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import Device, find_device
-from gptfit.doctor import card, card_checks, card_memory, card_numbers, card_runs
+from gptfit.doctor import card, card_checks, card_memory, card_numbers, card_runs, card_speed
 from gptfit.doctor.calibrate import measure_pieces
 from gptfit.doctor.card import CardReport, examine_card
 from gptfit.doctor.pieces import saved_bytes
 from gptfit.errors import DeviceError
 from gptfit.plan.calibration import newest
 from gptfit.shape import ModelShape
+from tests import cuda_stand_in
+from tests.cuda_stand_in import Card, install
 
 CPU = TrainConfig(device="cpu", dtype="float32", compile=False)
 
@@ -96,6 +99,46 @@ def test_what_is_kept_for_backward_is_counted_once_and_without_the_weights() -> 
     assert saved_bytes(y, [weight]) == 4 * (8 * 16 + 8 * 32)
 
 
+@pytest.fixture
+def nvidia(monkeypatch: pytest.MonkeyPatch) -> Card:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    return install(monkeypatch, Card())
+
+
+def on_card() -> Device:
+    return find_device(TrainConfig(device="cuda", dtype="bfloat16"))
+
+
+def test_a_build_without_code_for_the_card_is_a_problem_and_one_with_it_is_not(nvidia: Card) -> None:
+    assert card_speed.build(on_card()).level == "ok", "sm_86 runs on a card of 8.9"
+    nvidia.capability = (12, 0)
+    verdict = card_speed.build(on_card())
+    assert (verdict.level, "no code for this card" in verdict.text) == ("error", True)
+    assert "pytorch.org" in verdict.remedy
+
+
+def test_a_card_that_nvml_does_not_know_by_its_identity_is_a_warning(
+    nvidia: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "driver 570.86.15" in card_speed.build(on_card()).text
+    monkeypatch.setitem(sys.modules, "pynvml", cuda_stand_in.nvml([Card(uuid="another")]))
+    verdict = card_speed.build(on_card())
+    assert verdict.level == "warning"
+    assert "UUID" in verdict.remedy
+
+
+def test_one_card_has_nothing_to_exchange_and_a_system_that_says_when_it_is_full_nothing_to_cap(nvidia: Card) -> None:
+    assert card_runs.two_processes(on_card()).level == "skipped"
+    assert card_memory.spilling(on_card()).level == "ok"
+
+
+def test_every_check_says_why_it_is_skipped_and_what_to_do_where_it_fails(cpu: Device) -> None:
+    for check in card_checks.ALL:
+        assert set(check.kinds) >= {"cuda"}, check.name
+        assert check.why_not or "cpu" in check.kinds, check.name
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_whole_of_it_on_this_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +162,4 @@ def test_every_piece_is_timed_and_positive() -> None:
     found = measure_pieces(CPU, False, told.append)
     assert found.knows(card.Setting(ModelShape(2, 2, 128, 64, 256), 1, dtype="float32", compile=False))
     assert all(value > 0 for grid in found.grids.values() for value in grid.values)
-    assert found.saved_bytes["gpt2 float32 eager"] == pytest.approx(64, rel=0.05)
+    assert found.blocks["gpt2 float32 eager"].saved_bytes == pytest.approx(64, rel=0.05)

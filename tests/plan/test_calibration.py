@@ -17,11 +17,13 @@ from gptfit.gpus import find
 from gptfit.plan import memory, speed
 from gptfit.plan.calibration import (
     HEAP,
+    BlockCost,
     Calibration,
     as_gpu,
     calibration_from_json,
     memory_of,
     newest,
+    place_of,
     process_bytes,
     record_of,
     step_parts,
@@ -47,11 +49,11 @@ def made(device: str = "AMD EPYC, 2 threads", kind: str = "cpu", rate: float = 1
         grids |= {f"products {dtype}": _flat(rate, 2), f"attention {dtype}": _flat(2e-10, 2)}
         grids |= {f"weights {dtype}": _flat(5e-10, 1), f"orthogonal {dtype}": _flat(1e-8, 1)}
         grids |= {f"head {dtype} {part}": _flat(1e-10, 3) for part in ("whole", "chunked")}
-        for arch, way in itertools.product(("gpt2", "modern"), ("eager", "compiled")):
-            grids[f"rest {arch} {dtype} {way}"] = _flat(3e-8, 1)
-    saved = {name.removeprefix("rest "): 64.0 for name in grids if name.startswith("rest")}
+        grids |= {f"outside {arch} {dtype}": _flat(1e-8, 1) for arch in ("gpt2", "modern")}
+    ways = itertools.product(("gpt2", "modern"), ("float32", "bfloat16"), ("eager", "compiled"))
+    blocks = {" ".join(way): BlockCost(1e-4, 3e-8, 1e-10, 64.0) for way in ways}
     context = {"eager": 2.5e8, "compiled": 7e8}
-    return Calibration(device, "2.13", grids, kind, saved, context, 0.001, 0.002, 2.0e10, time)
+    return Calibration(device, "2.13", grids, kind, "float32", blocks, context, 0.001, 0.002, 2.0e10, time)
 
 
 def _flat(value: float, axes: int) -> Grid:
@@ -88,6 +90,9 @@ def test_a_step_is_the_sum_of_its_pieces() -> None:
     assert parts["matmul"] == pytest.approx(4 * 72 * n * c**2 * layers * 1e-11)
     assert parts["attention"] == pytest.approx(4 * n * c * 256 * layers * 2e-10)
     assert parts["head and loss"] == pytest.approx(4 * n * c * 1024 * 1e-10)
+    in_block = 1e-4 + 3e-8 * n * c + 1e-10 * 12 * c**2
+    weights = 12 * c**2 * layers * 5e-10 + 1024 * c * 1e-9
+    assert parts["memory traffic"] == pytest.approx(4 * (layers * in_block + 1e-8 * n * c + weights))
     assert parts["launches"] == pytest.approx(4 * 0.001)
     assert parts["update"] == pytest.approx(SHAPE.n_weights * 2e-9)
     again = step_parts(replace(SETTING, checkpoint_activations=True), made())
@@ -96,10 +101,27 @@ def test_a_step_is_the_sum_of_its_pieces() -> None:
     assert muon["update"] > parts["update"]
 
 
+def test_between_two_widths_the_loss_is_a_softmax_and_products_in_proportion() -> None:
+    """Per logit 2 ns and 0.1 ns per channel, timed at 128 and 768: as much at 256, not the straight line of logarithms."""
+    per_channel = {c: (2e-9 + 1e-10 * c) / c for c in (128.0, 768.0)}
+    grid = grid_of({(n, c, v): per_channel[c] for n in (128.0, 1024.0) for c in per_channel for v in (256.0, 50304.0)})
+    calibration = replace(made(), grids={**made().grids, "head float32 whole": grid})
+    head = step_parts(SETTING, calibration)["head and loss"]
+    assert head == pytest.approx(4 * 2048 * 1024 * (2e-9 + 1e-10 * 256))
+
+
+def test_auto_is_the_format_the_device_would_train_in() -> None:
+    """bfloat16 is timed on every CPU, also where it is emulated and nobody should use it."""
+    assert place_of(made()).dtype == "float32"
+    assert not as_gpu(made()).has_bf16
+    assert place_of(replace(made(), dtype="bfloat16")).dtype == "bfloat16"
+
+
 def test_memory_of_a_cpu_is_the_process_and_what_lives_at_the_loss() -> None:
-    parts, heap = memory_of(SETTING, made()).parts, HEAP["eager"]
+    parts = memory_of(SETTING, made()).parts
     assert parts["workspace"] == 2.5e8
-    assert parts["activations"] == pytest.approx((64 * 4 * heap.activations + 4 * heap.passing) * 2048 * 256)
+    assert parts["activations"] == pytest.approx((64 * 4 * HEAP.eager_activations + 4 * HEAP.passing) * 2048 * 256)
+    assert parts["logits"] == pytest.approx(12 * 2048 * 1024 * HEAP.logits + 4 * 1024 * 256 * HEAP.head_copies)
     assert process_bytes(SETTING, made()) == pytest.approx(sum(parts.values()))
     compiled = memory_of(replace(SETTING, compile=True), made()).parts
     assert compiled["workspace"] == 7e8
