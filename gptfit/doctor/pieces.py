@@ -47,7 +47,7 @@ MOST = 40
 FEWEST = ((0.1, 5), (0.3, 3), (1.0, 2))  # runs of what takes less than so long; one of what takes longer
 # What would take longer is not run: a number format without units of its own may be a hundred times slower.
 LONGEST_S = 1.0
-LEAST_SHARE, MOST_SHARE = 0.2, 3.0  # of a compiled block's small operations, of the eager one's
+LEAST_SHARE = 0.2  # of an eager block's small operations that a compiled one takes at least
 # Of the bytes that an eager block keeps in 16 bits; counted where such blocks are fast enough to be compiled and run.
 COMPILED_KEEPS = {"gpt2": 0.94, "modern": 0.80}
 CACHE_BYTES = 96 * 2**20  # more than the caches of most processors
@@ -267,16 +267,15 @@ class Ruler:
         return BlockCost(fixed, per_channel, per_weight, saved)
 
     def compiled_blocks(self, arch: str, known: Mapping[str, Grid], eager: BlockCost) -> BlockCost:
-        """Compiling takes too long for every size: the largest is timed; a fixed cost is told by a tiny model later."""
+        """Compiling takes too long for every size: at the largest, what it saves or adds; small ones a tiny model tells."""
         size = self._short_enough(BLOCKS, known)[-1]
         shape, channels = self._block_shape(arch, size), math.prod(size)
         if size != BLOCKS[-1]:  # so slow that nobody would run it: what it keeps is known well enough
             return replace(eager, saved_bytes=eager.saved_bytes * COMPILED_KEEPS[arch])
+        before, _ = self._block(shape, size[0], False)
         seconds, saved = self._block(shape, size[0], True)
-        weights = block_weights(shape) / shape.n_layer * eager.per_weight_s
-        rest = seconds - self._accounted(shape, size[0], known) - eager.fixed_s - weights
-        slope = min(max(rest / channels, LEAST_SHARE * eager.per_channel_s), MOST_SHARE * eager.per_channel_s)
-        return replace(eager, per_channel_s=slope, saved_bytes=saved / channels)
+        slope = eager.per_channel_s + (seconds - before) / channels
+        return replace(eager, per_channel_s=max(slope, LEAST_SHARE * eager.per_channel_s), saved_bytes=saved / channels)
 
     def _short_enough(self, sizes: Sequence[Size], known: Mapping[str, Grid]) -> list[Size]:
         """The sizes whose products take no longer than they may, at least the first."""
