@@ -81,7 +81,7 @@ class Ladder:
     @cached_property
     def missing_bytes(self) -> float:
         """What is short with every rung and a micro-batch of 1."""
-        least = _climbed(replace(self.setting, micro_batch=1), _all_rungs())
+        least = _climbed(replace(self.setting, micro_batch=1), _all_rungs(self.setting))
         return max(0.0, memory.predict(least).device.value - self.usable_bytes)
 
     def as_json(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Ladder:
 
 def climb(setting: Setting, gpu: GPU | None, usable_bytes: float) -> Ladder:
     """Every combination of rungs with the largest micro-batches that fit, the fastest exact one first."""
-    steps = tuple(_step(setting, rung, gpu, usable_bytes) for rung in RUNGS)
+    steps = tuple(_step(setting, rung, gpu, usable_bytes) for rung in _rungs(setting))
     ways = list(_ways(setting, gpu, usable_bytes))
     best = min(ways, key=_preference) if ways else None
     return Ladder(setting, gpu, usable_bytes, steps, best)
@@ -111,7 +111,7 @@ def _preference(way: Way) -> tuple[int, float, int]:
 
 def _ways(setting: Setting, gpu: GPU | None, usable_bytes: float) -> Iterator[Way]:
     options: dict[str, list[Rung | None]] = {}
-    for rung in RUNGS:
+    for rung in _rungs(setting):
         if getattr(setting, rung.key) != rung.value:
             options.setdefault(rung.key, [None]).append(rung)
     for chosen in product(*options.values()):
@@ -147,6 +147,11 @@ def _climbed(setting: Setting, rungs: tuple[Rung, ...]) -> Setting:
     return replace(setting, **values)
 
 
-def _all_rungs() -> tuple[Rung, ...]:
+def _rungs(setting: Setting) -> tuple[Rung, ...]:
+    """What looks ahead needs its state in every step, as it is."""
+    return tuple(rung for rung in RUNGS if not setting.lookahead or not rung.key.startswith("optimizer_"))
+
+
+def _all_rungs(setting: Setting) -> tuple[Rung, ...]:
     """The strongest of each key."""
-    return tuple({rung.key: rung for rung in RUNGS}.values())
+    return tuple({rung.key: rung for rung in _rungs(setting)}.values())

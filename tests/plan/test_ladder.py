@@ -51,6 +51,15 @@ def test_774m_on_a_12_gb_card_needs_no_rounding() -> None:
     assert way.host_bytes == 8 * way.setting.shape.n_weights
 
 
+def test_what_looks_ahead_keeps_its_state_as_it_is() -> None:
+    gpu = gpus.find("RTX 4070")
+    asked = replace(setting("350M", "RTX 4070"), optimizer="muon", lookahead=0.6)
+    found = ladder.climb(asked, gpu, memory.usable_bytes(gpu))
+    rungs = [*(step.rung for step in found.steps), *(found.way.rungs if found.way else ())]
+    assert rungs
+    assert not [rung.key for rung in rungs if rung.key.startswith("optimizer")]
+
+
 def test_no_rung_helps_where_it_is_taken_already() -> None:
     gpu = gpus.find("RTX 4070")
     asked = replace(setting("1.5B", "RTX 4070"), chunked_loss=True, optimizer_device="cpu", optimizer_state="8bit")
