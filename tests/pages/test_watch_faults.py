@@ -22,7 +22,7 @@ from gptfit.logs import large_log
 from gptfit.pages.follow import end_of_whole_lines, news
 from gptfit.pages.idle_connections import MOST_WAITING
 from gptfit.pages.live import watch_app
-from gptfit.verbs.watch import _address
+from gptfit.verbs.serve import _address
 from tests.made_logs import MakeRun
 
 NANOGPT = "iter 0: loss 4.2, time 10.00ms, mfu -100.00%\niter 1: loss 4.1, time 10.00ms, mfu 1.00%\n"
@@ -153,10 +153,10 @@ def test_connections_that_ask_for_nothing_do_not_stop_the_server(server: int) ->
 
 
 def test_the_address_of_every_interface_is_one_that_opens() -> None:
-    address = _address("0.0.0.0", 8123, "secret")
+    address = _address("0.0.0.0", 8123, "", "secret")
     assert "0.0.0.0" not in address
     assert re.fullmatch(r"http://[\w.-]+:8123/\?token=secret", address)
-    assert _address("127.0.0.1", 80, None) == "http://127.0.0.1:80/"
+    assert _address("127.0.0.1", 80, "plan", None) == "http://127.0.0.1:80/plan"
 
 
 def test_many_threads_listing_one_folder_agree(make_run: MakeRun, client: TestClient) -> None:
