@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptfit.checkpoint.divided import StoredTensors, with_parts
 from gptfit.checkpoint.sane import check_sums, check_values
 from gptfit.config.keys import INGREDIENTS
+from gptfit.device.processes import own_rows
 from gptfit.errors import GptfitError, RunError
 from gptfit.model.base import LanguageModel
 from gptfit.shape import ModelShape
@@ -30,7 +33,7 @@ WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 class Checkpoint:
     """A run at the beginning of step `iter_num`. `progress` is empty when nanoGPT wrote it."""
 
-    model: dict[str, Tensor]
+    model: Mapping[str, Tensor]
     optimizer: dict[str, Any] | None
     model_args: dict[str, Any]
     iter_num: int
@@ -38,9 +41,10 @@ class Checkpoint:
     config: dict[str, Any]
     arch: str = "gpt2"
     progress: dict[str, Any] = field(default_factory=dict)
-    average: dict[str, Tensor] = field(default_factory=dict)  # of the weights over the tail; empty before it
+    average: Mapping[str, Tensor] = field(default_factory=dict)  # of the weights over the tail; empty before it
     averaged: int = 0  # updates in it
     path: Path | None = None
+    parts: dict[str, Any] | None = None  # where the tensors are, in a checkpoint about to be written without them
 
     @property
     def shape(self) -> ModelShape:
@@ -54,15 +58,16 @@ class Checkpoint:
 
     def as_saved(self) -> dict[str, Any]:
         """What goes into the file: nanoGPT's six keys, readable by its train.py and sample.py, and ours."""
-        average = {"average": self.average, "averaged": self.averaged} if self.averaged else {}
+        average = {"average": dict(self.average), "averaged": self.averaged} if self.averaged else {}
+        parts = {"parts": self.parts} if self.parts else {}
         return {
-            "model": self.model,
-            "optimizer": self.optimizer,
+            "model": dict(self.model),
+            "optimizer": _in_memory(self.optimizer),
             "model_args": self.model_args,
             "iter_num": self.iter_num,
             "best_val_loss": self.best_val_loss,
             "config": self.config,
-            "gptfit": {"format": FORMAT, "arch": self.arch, "progress": self.progress, **average},
+            "gptfit": {"format": FORMAT, "arch": self.arch, "progress": self.progress, **average, **parts},
         }
 
     @property
@@ -82,7 +87,7 @@ def copied_to_memory(checkpoint: Checkpoint) -> Checkpoint | None:
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list) else value
 
@@ -101,7 +106,11 @@ def load_checkpoint(path: str | Path, lazy: bool = False, verify: bool = True) -
     try:
         if verify:
             check_sums(file)
-        saved = check_values(_read(file, lazy), file.stat().st_size)
+        saved = _read(file, lazy)
+        if isinstance(ours := saved.get("gptfit"), dict) and "parts" in ours:
+            saved = check_values(with_parts(saved, file, verify), None)
+        else:
+            saved = check_values(saved, file.stat().st_size)
         ours = saved.get("gptfit", {})
         return Checkpoint(
             model=clean_names(saved["model"]),
@@ -167,11 +176,31 @@ def load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
     extra = {name for name in extra if not name.endswith(".attn.bias")}
     if extra:
         raise RunError(f"{checkpoint.path}: {min(extra)} is no tensor of a {checkpoint.arch} model")
-    model.load_state_dict({name: checkpoint.model[name] for name in expected})
+    with torch.no_grad():
+        for name, tensor in expected.items():
+            _copy_into(tensor, checkpoint.model[name])
 
 
-def clean_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _copy_into(tensor: Tensor, whole: Tensor) -> None:
+    """Of a tensor that several processes share (a DTensor, whose import takes a second), this one's part."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        tensor.copy_(whole)
+    else:
+        tensor.to_local().copy_(own_rows(whole, mesh.get_local_rank(), mesh.size()))  # type: ignore[attr-defined]
+
+
+def _in_memory(value: Any) -> Any:
+    """Plain dictionaries, also of what is read when it is asked for."""
+    if isinstance(value, Mapping):
+        return {key: _in_memory(item) for key, item in value.items()}
+    return value
+
+
+def clean_names(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Parameter names as the bare model has them."""
+    if isinstance(state, StoredTensors):
+        return state  # only we write these
     cleaned = {}
     for name, tensor in state.items():
         while name.startswith(WRAPPER_PREFIXES):

@@ -10,6 +10,7 @@ from typing import IO
 
 import torch
 
+from gptfit.checkpoint.divided import ANY_FOLDER, remove_unnamed
 from gptfit.checkpoint.format import BEFORE_DECAY, BEST, LAST, Checkpoint, newest_readable
 from gptfit.errors import RunError
 from gptfit.files import (
@@ -61,6 +62,7 @@ class CheckpointStore:
         self.last_step: int | None = None  # of ckpt.pt
         if is_writer:
             remove_leftovers(folder, OURS, is_ours_alone=True)
+            remove_unnamed(folder)
 
     def save_last(self, checkpoint: Checkpoint) -> None:
         """Replace ckpt.pt; the one it replaces lives on as ckpt-STEP.pt until `keep` newer ones exist."""
@@ -69,6 +71,7 @@ class CheckpointStore:
         self.last_step = checkpoint.iter_num
         for old in self._kept()[self.keep :]:
             remove_tree(old)
+        remove_unnamed(self.folder)
 
     def save_best(self, checkpoint: Checkpoint) -> None:
         self._write(self.folder / BEST, checkpoint)
@@ -113,13 +116,14 @@ class CheckpointStore:
         moving = aside.with_name(aside.name + MOVING)
         patterns = (LAST, BEST, BEFORE_DECAY, KEPT, "finished-*.pt")
         files = [path for pattern in patterns for path in sorted(self.folder.glob(pattern)) if path.is_file()]
+        files += [path for path in sorted(self.folder.glob(ANY_FOLDER)) if path.is_dir()]
         if not files and not moving.is_dir():
             return None
         try:
             moving.mkdir(exist_ok=True)
             # The log last: until it is gone the folder is plainly the earlier run's.
             for file in [*files, self.folder / "run.jsonl"]:
-                if file.is_file():
+                if file.exists():
                     os.replace(file, moving / file.name)
             os.replace(moving, aside)
         except OSError as error:

@@ -14,7 +14,7 @@ Values = Mapping[str, Any]
 def find_conflicts(values: Values, processes: int = 1) -> list[Problem]:
     """All of them, in the order a person would meet them. Each value alone is in its range by now."""
     problems = [*_heads(values), *_horizon(values), *_rates(values), *_step_size(values, processes)]
-    problems += [*_gradients(values, processes), *_lookahead(values)]
+    problems += [*_gradients(values, processes), *_shares(values, processes), *_lookahead(values)]
     return [*problems, *_modern(values), *_device_name(values)]
 
 
@@ -110,6 +110,26 @@ def _rates(values: Values) -> Iterator[Problem]:
             "min_lr",
             f"min_lr {values['min_lr']:g} is above learning_rate {values['learning_rate']:g}",
             f"use a tenth, min_lr = {values['learning_rate'] / 10:g}",
+        )
+
+
+def _shares(values: Values, processes: int) -> Iterator[Problem]:
+    shares = values["shares"]
+    if processes == 1 or shares in ("auto", "equal"):
+        return
+    if shares.count(":") + 1 != processes:
+        yield Problem(
+            "error",
+            "shares",
+            f"shares = {shares!r} names {shares.count(':') + 1} processes, there are {processes}",
+            "give one speed for each, or use shares = 'auto'",
+        )
+    elif values["parallel"] == "fsdp":
+        yield Problem(
+            "error",
+            "shares",
+            "parallel = 'fsdp' needs every process for every micro-step, so that shares are equal",
+            "use shares = 'equal', or parallel = 'ddp'",
         )
 
 

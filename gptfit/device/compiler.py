@@ -77,12 +77,17 @@ def keep_compiled_code() -> None:
         os.environ[CACHE_VARIABLE] = str(cache_folder() / "inductor")
 
 
-def compile_model(model: LanguageModel, device: Device, fuses_loss: bool = True) -> Callable[[Tensor, Tensor], Tensor]:
-    """The model as a fast function: on a CPU its blocks, on a card the whole of it.
+def compile_model(
+    model: LanguageModel, device: Device, fuses_loss: bool = True, by_blocks: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The model as a fast function: on a CPU its blocks, on a card the whole of it unless blocks are gathered one by one.
 
     A chunked loss stays outside the graph: its memory is managed by hand.
     """
-    return compile_blocks(model) if device.kind == "cpu" else compile_whole(model, fuses_loss)
+    if not by_blocks and device.kind != "cpu":
+        return compile_whole(model, fuses_loss)
+    model.loss_is_fused = device.kind != "cpu" and fuses_loss and bool(model.loss_chunk_tokens)
+    return compile_blocks(model)
 
 
 def compile_whole(model: LanguageModel, fuses_loss: bool = True) -> Callable[[Tensor, Tensor], Tensor]:

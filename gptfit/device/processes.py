@@ -62,6 +62,16 @@ class Processes:
 
 ALONE = Processes()
 
+# One name since torch 2.13, another before.
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def own_rows(whole: Tensor, rank: int, count: int) -> Tensor:
+    """What a process has of a tensor that is divided by rows, as torch.chunk does: the last ones may have fewer or none."""
+    each = -(-len(whole) // count)
+    return whole[rank * each : (rank + 1) * each]
+
+
 # Set by `train --gpus` for the processes it starts; torchrun has names of its own for the same.
 START_VARIABLE, RESTARTS_VARIABLE = "GPTFIT_START", "GPTFIT_RESTARTS"
 LOST_PEER = "another process of this run is gone"

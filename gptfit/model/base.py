@@ -60,6 +60,10 @@ class LanguageModel(nn.Module, ABC):
         # What forward calls for the hidden states; the compiler replaces it, `hidden` stays as written.
         self.trunk: Callable[[Tensor], Tensor] = self.hidden
 
+    def units(self) -> list[nn.Module]:
+        """What is whole only while it is at work, where a model is divided; the rest is whole for a micro-step."""
+        return list(self.transformer["h"].children())
+
     @abstractmethod
     def hidden(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
         """(B, T) token ids -> (B, T, C) states after the last norm; with a cache, `idx` follows what it holds."""

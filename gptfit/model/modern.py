@@ -59,6 +59,10 @@ class Modern(LanguageModel):
             self.values = nn.ModuleDict({str(i): ValueEmbedding(shape) for i in shape.value_layers})
         self.initialise()
 
+    def units(self) -> list[nn.Module]:
+        tables = [*self.values.children()] if self.shape.value_layers else []
+        return [*super().units(), *tables, *([self.bigram] if self.shape.bigram else [])]
+
     def initialise(self) -> None:
         """Matrices as torch does it; what writes into the residual stream as GPT-2 does, or at zero: each block at identity."""
         shape = self.shape

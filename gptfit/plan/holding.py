@@ -8,7 +8,7 @@ from gptfit.plan.setting import Setting
 
 WEIGHT_BYTES = 4  # float32 master weights, as nanoGPT keeps them
 GRADIENT_BYTES = 4
-GATHERED_BLOCKS = 2  # weights of the block at work and of the next one, fetched ahead
+GATHERED_UNITS = 2  # weights of the block at work and of the next one, fetched ahead
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,9 @@ class Holding:
 def holding(setting: Setting, state_bytes: float) -> Holding:
     weights, n = setting.shape.n_weights, setting.processes
     if setting.is_sharded:
-        outside, block = _outside_blocks(setting), _block(setting)
-        gathered = WEIGHT_BYTES * outside + setting.element_bytes * GATHERED_BLOCKS * block
-        # A block's gradient is whole until it is scattered; those outside the blocks until the end of backward.
-        gradients = GRADIENT_BYTES * (weights / n + outside + block)
-        early = GRADIENT_BYTES * weights / n if setting.accumulation > 1 else 0.0
-        return Holding(WEIGHT_BYTES * weights / n + gathered, state_bytes / n, gradients, early)
+        return _of_part(setting, state_bytes)
     copies = 2.0 * weights if setting.dtype != "float32" else 0.0  # autocast's 16-bit weights
-    gradients = GRADIENT_BYTES * weights
+    gradients: float = GRADIENT_BYTES * weights
     if setting.gradient_dtype == "bfloat16":
         gradients -= 2.0 * setting.shape.sizes["matrix"]
     # Gradients are set to None after an update: with a single micro-step none exist yet when the loss peaks.
@@ -40,11 +35,31 @@ def holding(setting: Setting, state_bytes: float) -> Holding:
     return Holding(WEIGHT_BYTES * weights + copies, state_bytes, gradients, gradients if is_early else 0.0)
 
 
-def _outside_blocks(setting: Setting) -> int:
-    """Embeddings, head and whatever is no block's: gathered for the whole step."""
-    weights = setting.shape.weights()
-    return sum(weight.size for weight in weights if not weight.name.startswith("transformer.h."))
+def _of_part(setting: Setting, state_bytes: float) -> Holding:
+    """Of a divided model: an n-th of everything, and what is whole for a while."""
+    weights, n = setting.shape.n_weights, setting.processes
+    units = unit_sizes(setting)
+    largest, outside = max(units), weights - sum(units)
+    gathered = WEIGHT_BYTES * outside + setting.element_bytes * GATHERED_UNITS * largest
+    # A unit's gradient is whole until it is summed; those outside the units until the end of backward.
+    gradients = early = GRADIENT_BYTES * weights / n
+    if setting.accumulation == 1:
+        early = 0.0
+    elif setting.sums_late:
+        early = GRADIENT_BYTES * weights
+        gradients += early
+    if not setting.sums_late or setting.accumulation == 1:
+        gradients += GRADIENT_BYTES * (outside + largest)
+    return Holding(WEIGHT_BYTES * weights / n + gathered, state_bytes / n, gradients, early)
 
 
-def _block(setting: Setting) -> float:
-    return (setting.shape.n_weights - _outside_blocks(setting)) / setting.shape.n_layer
+def unit_sizes(setting: Setting) -> list[int]:
+    """Weights of what is gathered by itself: blocks and tables (`units` of the model). The rest is whole for a micro-step."""
+    sizes: dict[str, int] = {}
+    for weight in setting.shape.weights():
+        if weight.name.startswith(("transformer.h.", "values.", "bigram.")):
+            unit = ".".join(
+                weight.name.split(".")[:3] if weight.name.startswith("transformer") else weight.name.split(".")[:2]
+            )
+            sizes[unit] = sizes.get(unit, 0) + weight.size
+    return list(sizes.values())

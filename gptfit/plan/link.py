@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gptfit.gpus import GPU
+from gptfit.plan.holding import GRADIENT_BYTES, WEIGHT_BYTES, unit_sizes
 from gptfit.plan.rates import is_hbm
 from gptfit.plan.setting import Setting
 
-GRADIENT_BYTES = 4  # exchanged as they are kept, in float32
-GATHERED_BYTES = 2  # 16-bit weights of parallel='fsdp', and Muon's finished updates
+UPDATE_BYTES = 2  # Muon's finished updates
 BACKWARD_SHARE = 2 / 3  # of a micro-step: backward does twice the work of forward
 
 
@@ -53,7 +53,7 @@ def traffic(setting: Setting, gpu: GPU, micro_step_s: float, constants: LinkCons
     seconds = of_model / (gbs * 1e9)
     # A gradient can be sent once its layer's backward is done. The embedding's is the last: no compute hides it.
     compute = micro_step_s * (setting.accumulation if setting.is_sharded else BACKWARD_SHARE)
-    exposed = max(seconds - compute, seconds * _last_share(setting))
+    exposed = max(seconds - compute, _last_bytes(setting) / (gbs * 1e9))
     after = of_optimizer / (gbs * 1e9)
     return Traffic(of_model + of_optimizer, gbs, seconds + after, exposed + after)
 
@@ -63,8 +63,11 @@ def exchanged_bytes(setting: Setting) -> float:
     per_way = (setting.processes - 1) / setting.processes * setting.shape.n_weights
     if not setting.is_sharded:
         return 2 * per_way * GRADIENT_BYTES  # an all-reduce is a reduce-scatter and an all-gather
-    # Every micro-step gathers the weights twice and scatters the gradients: no process could hold either whole.
-    return per_way * (2 * GATHERED_BYTES + GRADIENT_BYTES) * setting.accumulation
+    # Every micro-step gathers the blocks twice, in the format they compute in, and the rest once, in float32.
+    in_units = sum(unit_sizes(setting)) / setting.shape.n_weights
+    gathered = 2 * setting.element_bytes * in_units + WEIGHT_BYTES * (1 - in_units)
+    sums = 1 if setting.sums_late else setting.accumulation
+    return per_way * (gathered * setting.accumulation + GRADIENT_BYTES * sums)
 
 
 def slowest_gbs(setting: Setting, gpu: GPU, constants: LinkConstants = FITTED) -> float:
@@ -92,11 +95,14 @@ def _has_nvlink(gpu: GPU) -> bool:
     return is_hbm(gpu) and "PCIe" not in gpu.name.replace("SXM/PCIe", "SXM")
 
 
-def _last_share(setting: Setting) -> float:
-    """The part of the gradients that exists only when backward is over."""
-    weights = setting.shape.weights()
+def _last_bytes(setting: Setting) -> float:
+    """What nothing is left to hide: gradients that exist only when backward is over, weights that forward begins with."""
+    per_way, weights = (setting.processes - 1) / setting.processes, setting.shape.weights()
+    if setting.is_sharded:
+        outside = setting.shape.n_weights - sum(unit_sizes(setting))
+        return per_way * outside * (WEIGHT_BYTES + GRADIENT_BYTES)
     last = sum(weight.size for weight in weights if weight.kind in ("embedding", "position"))
-    return last / setting.shape.n_weights / (setting.accumulation if setting.is_sharded else 1)
+    return 2 * per_way * last * GRADIENT_BYTES
 
 
 def _muon_bytes(setting: Setting) -> float:
@@ -104,4 +110,7 @@ def _muon_bytes(setting: Setting) -> float:
     if setting.optimizer != "muon":
         return 0.0
     matrices = setting.shape.sizes["matrix"]
-    return (setting.processes - 1) / setting.processes * GATHERED_BYTES * matrices
+    per_way = (setting.processes - 1) / setting.processes
+    if setting.is_sharded:  # rows go to the one that does their matrix, and come home
+        return per_way * (GRADIENT_BYTES + UPDATE_BYTES) * matrices / setting.processes
+    return per_way * UPDATE_BYTES * matrices

@@ -227,6 +227,8 @@ def _notes(answer: Plan) -> list[str]:
     notes = _speed_notes(answer)
     if answer.shape.arch == "modern":
         notes.append(f"arch = 'modern': {MODERN_LIMITS}")
+    if answer.setting and not answer.setting.sums_late:
+        notes.append("whole gradients do not fit, so they are summed in every micro-step and not in the last one only")
     if answer.setting and answer.loss is None and not answer.config.eval_only:
         begun = is_pretrained(answer.config)
         why = "nothing is published of these weights" if begun else "nothing is known of this data's tokens"

@@ -53,13 +53,18 @@ def setting_of(
     )
     whole = replace(whole, compile=whole.compile and place.can_compile)
     is_chunked = config.chunked_loss if config.chunked_loss != "auto" else not whole_logits_will_do(whole, place)
-    return replace(whole, chunked_loss=bool(is_chunked))
+    setting = replace(whole, chunked_loss=bool(is_chunked))
+    return replace(setting, sums_late=not setting.is_sharded or _has_room(setting, place))
 
 
 def whole_logits_will_do(setting: Setting, place: Place) -> bool:
     """What `chunked_loss = 'auto'` asks. On a card whole logits compile into one graph, so chunks are for what does not fit."""
     if place.kind == "cpu":
         return 4 * setting.micro_tokens * setting.shape.vocab_size <= WHOLE_LOGITS_BYTES
+    return _has_room(setting, place)
+
+
+def _has_room(setting: Setting, place: Place) -> bool:
     return place.free_bytes is None or predict(setting).device.value - FITTED.context_bytes <= place.free_bytes
 
 

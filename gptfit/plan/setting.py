@@ -23,6 +23,8 @@ class Setting:
     nodes: int = 1  # machines the processes are spread over
     network_gbs: float | None = None  # between machines, per machine; None: what is usual beside such cards
     parallel: str = "ddp"  # or 'fsdp': weights, gradients and optimizer state divided among the processes
+    # With 'fsdp': gradients stay whole until the last micro-step and are summed once, or are summed in every micro-step.
+    sums_late: bool = True
     dtype: str = "bfloat16"
     compile: bool = True
     chunked_loss: bool = False

@@ -17,12 +17,14 @@ from gptfit.units import gib
 BUSY_TOKENS = 4096
 
 
-def config_that_fits(config: TrainConfig, shape: ModelShape, device: Device) -> tuple[TrainConfig, str | None]:
+def config_that_fits(
+    config: TrainConfig, shape: ModelShape, device: Device, processes: int = 1
+) -> tuple[TrainConfig, str | None]:
     """The config with the cheapest measures that fit what is free, and a sentence that says which."""
     if config.memory != "auto":
         return config, None
     place = place_of(device)
-    setting = setting_of(config, shape, place)
+    setting = setting_of(config, shape, place, processes)
     if place.free_bytes is None or memory.predict(setting).allocated.value <= place.free_bytes:
         return config, None
     found = ladder.climb(setting, device.gpu, place.free_bytes + memory.FITTED.context_bytes)
@@ -30,7 +32,7 @@ def config_that_fits(config: TrainConfig, shape: ModelShape, device: Device) -> 
         raise RunError(
             f"memory = 'auto': {gib(found.missing_bytes)} are missing with every measure", fix="use a smaller model"
         )
-    changed = {**found.way.keys, "gradient_accumulation_steps": found.way.setting.accumulation}
+    changed = {**found.way.keys, "gradient_accumulation_steps": found.way.setting.accumulation * processes}
     words = ", ".join(f"{key} = {value!r}" for key, value in changed.items() if getattr(config, key) != value)
     return config.replace(**changed), f"memory = 'auto': {words}, by prediction"
 

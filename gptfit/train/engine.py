@@ -6,9 +6,9 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ from gptfit.train.kept_state import KeptStateOptimizer
 from gptfit.train.lookahead import LookAhead
 from gptfit.train.muon import Muon
 from gptfit.train.optimizers import AdamW, make_optimizer, set_gradient_dtype, turn
-from gptfit.train.parallel import Alone, MemoryRanOut, make_parallel
+from gptfit.train.parallel import Alone, Forward, MemoryRanOut, Passes, Replicated
+from gptfit.train.parts import Part, entries, own_state, whole_state
 from gptfit.train.place import place_of
 from gptfit.train.tail_average import TailAverage
 
@@ -74,7 +75,7 @@ class Engine:
         self.compiled_rows = batch[0].shape[0]
         try:
             if with_backward:
-                self.backward_micro_step(self.forward_micro_step(batch, is_last=False), 1)
+                self.together(lambda: self.whole_micro_step(batch), Passes(updates=1))
             if with_eval:
                 self.mean_loss([batch])
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -106,7 +107,7 @@ class Engine:
             return False
         saved = self.optimizer.state_dict()
         config = self.config.replace(optimizer_device="cpu")
-        self.optimizer = make_optimizer(self.model, config, self.device, self.processes)
+        self.optimizer = make_optimizer(self.model, config, self.device, self.processes, self.parallel.parameters)
         self.optimizer.load_state_dict(saved)
         return True
 
@@ -117,7 +118,7 @@ class Engine:
     def _compile_anew(self) -> None:
         if self.compiled:
             torch.compiler.reset()
-            self.forward = compile_model(self.model, self.device, self.config.fused_loss)
+            self.forward = compile_model(self.model, self.device, self.config.fused_loss, self.parallel.is_sharded)
 
     def settle(self) -> None:
         """Gradients and optimizer state take their places before anything that comes and goes, and keep them.
@@ -164,14 +165,14 @@ class Engine:
             seconds.append(time.perf_counter() - began)
         return min(seconds)
 
-    def together(self, action: Callable[[], T], exchanges: bool = True) -> T:
+    def together(self, action: Callable[[], T], passes: Passes) -> T:
         """Do this process's part of what all do; where memory runs out for one, all raise `MemoryRanOut` at the end.
 
-        `exchanges`: gradients are exchanged in it, so that the others would wait for one that has given up.
+        `passes`: how much of the model's work is in it, which the others may need this process for.
         """
         if self.processes.is_alone:
             return action()
-        self.parallel.begin()
+        self.parallel.begin(passes)
         result: T | None = None
         try:
             result = action()
@@ -181,8 +182,7 @@ class Engine:
         if result is None:  # outside the except block: the error holds the frames, and the frames hold the memory
             gc.collect()
             self.device.release_memory()
-            if exchanges:
-                self.parallel.give_up()
+            self.parallel.give_up()
         if self.processes.any_of([result is None], self.device)[0]:
             raise MemoryRanOut("out of memory in one of the processes")
         assert result is not None
@@ -190,6 +190,7 @@ class Engine:
 
     def ready_optimizer(self) -> None:
         """Its state exists before all agree that memory suffices; an update itself then needs none."""
+        self.parallel.hand_over_gradients()
         if not self.processes.is_alone and not self.is_optimizer_ready:
             with torch.no_grad():
                 self.optimizer.make_state()
@@ -197,10 +198,12 @@ class Engine:
 
     def update(self, loss_sum: Tensor, micro_steps: float, knobs: Knobs) -> Update:
         """Clip, step, forget the gradients. The only wait for the device in a training step is in here."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        parameters = [p for p in self.parallel.parameters.values() if p.grad is not None]
         self.scaler.unscale_(self.optimizer)
+        self.parallel.agree_on_overflow(self.scaler, self.optimizer)
         try:
             norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            norm = self.parallel.total_norm(norm)
             mean_loss = self.processes.average(loss_sum / micro_steps)
             loss, grad_norm = torch.stack([mean_loss.float(), norm.float()]).tolist()
             applied = math.isfinite(loss) and math.isfinite(grad_norm)
@@ -227,27 +230,34 @@ class Engine:
         else:
             self.tail.forget()  # a run that was made longer begins its tail later
 
-    def mean_loss(self, batches: Iterable[Batch]) -> float:
-        """Mean over tokens of this process's and every other's batches, without dropout."""
+    def mean_loss(self, batches: Iterable[Batch | None], count: int = 1) -> float:
+        """Mean over tokens of this process's and every other's batches, without dropout; `count` of them.
+
+        None: another process has one more, which a divided model must be whole for.
+        """
         # Only dropout knows the difference; compiled code would be compiled again for it.
         self.model.train(not self.model.dropout_rate)
         # (sum of losses, tokens); Apple GPUs have no float64
         total = torch.zeros(2, dtype=torch.float32 if self.device.kind == "mps" else torch.float64)
         total = total.to(self.device.torch_device)
         try:
-            self.together(lambda: self._add_losses(batches, total), exchanges=False)
+            self.together(lambda: self._add_losses(batches, total), Passes(evaluations=count))
         finally:
             self.model.train()
         loss_sum, tokens = self.processes.average(total).tolist()
         return float(loss_sum / tokens)
 
     @torch.no_grad()
-    def _add_losses(self, batches: Iterable[Batch], total: Tensor) -> Tensor:
+    def _add_losses(self, batches: Iterable[Batch | None], total: Tensor) -> Tensor:
+        latest: Batch | None = None
         for batch in batches:
-            with self.device.autocast(), self._eager_unless_compiled_for(batch):
-                loss = self.forward(*batch)
-            total[0] += loss * batch[1].numel()
-            total[1] += batch[1].numel()
+            latest = latest if batch is None else batch
+            assert latest is not None
+            with self.device.autocast(), self._eager_unless_compiled_for(latest):
+                loss = self.parallel.evaluate(*latest)
+            if batch is not None:
+                total[0] += loss * batch[1].numel()
+                total[1] += batch[1].numel()
         return total
 
     def _eager_unless_compiled_for(self, batch: Batch) -> contextlib.AbstractContextManager[object]:
@@ -255,6 +265,54 @@ class Engine:
         if self.compiled_rows in (None, batch[0].shape[0]):
             return contextlib.nullcontext()
         return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+
+    def saved_weights(self) -> dict[str, Tensor]:
+        """Whole, as a checkpoint has them. With several processes all must call this, and the first has the result."""
+        return self.parallel.whole_weights(self.model)
+
+    def saved_average(self) -> dict[str, Tensor]:
+        return self.parallel.whole(self.tail.weights)
+
+    def divided_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint in parts has of weights, optimizer state and average."""
+        parameters = self.parallel.parameters
+        members = {p: name for name, p in parameters.items()}
+        names = [members[p] for group in self.optimizer.param_groups for p in group["params"]]
+        state = {
+            f"optimizer.{number}.{name}": (names[number], value)
+            for number, name, value in entries(self.optimizer.state_dict())
+            if _is_large(value)
+        }
+        weights = {f"model.{name}": (name, p.detach()) for name, p in parameters.items()}
+        average = {f"average.{name}": (name, tensor) for name, tensor in self.tail.weights.items()}
+        return {key: self.parallel.divided(*of) for key, of in {**weights, **state, **average}.items()}
+
+    def saved_optimizer(self) -> dict[str, Any]:
+        saved = self.optimizer.state_dict()
+        members = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return whole_state(saved, members, self.processes) if self.parallel.is_sharded else saved
+
+    def plain_state(self) -> dict[str, Any]:
+        """The optimizer's state without its tensors, but for single numbers."""
+        saved = self.optimizer.state_dict()
+        state = {
+            number: {name: value for name, value in entry.items() if not _is_large(value)}
+            for number, entry in saved["state"].items()
+        }
+        return {**saved, "state": state}
+
+    def is_too_large_to_gather(self, most_bytes: int) -> bool:
+        """Whether weights and optimizer state, divided as they are, are more than one process should hold."""
+        if not self.parallel.is_sharded:
+            return False
+        kept = [value for entry in self.optimizer.state_dict()["state"].values() for value in entry.values()]
+        own = sum(one.nbytes for one in (*self.parallel.parameters.values(), *filter(_is_large, kept)))
+        return bool(sum(self.processes.gather(own)) > most_bytes)
+
+    def load_optimizer(self, saved: dict[str, Any]) -> None:
+        """As `saved_optimizer` gave it, of any number of processes."""
+        plain = {**saved, "state": {number: dict(entry) for number, entry in saved["state"].items()}}
+        self.optimizer.load_state_dict(own_state(saved, self.processes) if self.parallel.is_sharded else plain)
 
     def forget_gradients(self) -> None:
         """Forget a step that was given up half-way: its gradients, and optimizer state that is incomplete as memory ran out."""
@@ -267,20 +325,30 @@ class Engine:
 
 
 def build_engine(config: TrainConfig, shape: ModelShape, device: Device, processes: Processes = ALONE) -> Engine:
-    """Model (drawn from torch's global stream, on the CPU, as nanoGPT does), optimizer, compiler, DDP."""
+    """Model (drawn from torch's global stream, on the CPU, as nanoGPT does), optimizer, compiler, DDP or FSDP."""
     if device.kind == "cpu":
         keep_freed_memory()
+    is_sharded = config.parallel == "fsdp" and not processes.is_alone
     model = build_model(shape, config.dropout, config.checkpoint_activations)
-    model.to(device.torch_device)
+    parameters: Mapping[str, nn.Parameter]
+    if is_sharded:
+        from gptfit.train.sharded import shard  # FSDP takes a second to import
+
+        parameters = shard(model, device, processes)
+    else:
+        parameters = dict(model.to(device.torch_device).named_parameters())
     set_gradient_dtype(model, config)
-    optimizer = make_optimizer(model, config, device, processes)
+    optimizer = make_optimizer(model, config, device, processes, parameters)
     problem = find_compile_problem(device) if config.compile else None
     compiled = config.compile and problem is None
-    model.loss_chunk_tokens = loss_chunk_tokens(config, shape, device, bool(compiled))
-    forward: Callable[[Tensor, Tensor], Tensor] = compile_model(model, device, config.fused_loss) if compiled else model
+    setting = setting_of(config, shape, place_of(device, bool(compiled)), processes.count)
+    model.loss_chunk_tokens = CHUNK_TOKENS if setting.chunked_loss else 0
+    forward: Forward = compile_model(model, device, config.fused_loss, is_sharded) if compiled else model
+    parallel = make_parallel(forward, model, parameters, device, processes)
     # Where memory is the allocator's and gradients live through the peak anyway.
-    keeps_gradients = device.kind == "cuda" and config.accumulation(processes.count) > 1
-    parallel = make_parallel(forward, device, processes, keeps_gradients)
+    parallel.keeps_gradients = processes.is_alone and device.kind == "cuda" and config.accumulation(1) > 1
+    if processes.any_of([not setting.sums_late], device)[0]:
+        parallel.sum_in_every_micro_step()
     scaler = torch.amp.GradScaler(device.kind, enabled=device.needs_scaler)
     ahead = LookAhead(optimizer, config.max_iters) if config.lookahead else None
     return Engine(
@@ -292,11 +360,27 @@ def build_engine(config: TrainConfig, shape: ModelShape, device: Device, process
         parallel,
         optimizer,
         scaler,
-        TailAverage(model),
+        TailAverage(parameters, processes),
         ahead,
         problem,
         bool(compiled),
     )
+
+
+def make_parallel(
+    forward: Forward,
+    model: LanguageModel,
+    parameters: Mapping[str, nn.Parameter],
+    device: Device,
+    processes: Processes,
+) -> Alone:
+    if processes.is_alone:
+        return Alone(forward, parameters)
+    if parts := {name: parameter for name, parameter in parameters.items() if isinstance(parameter, Part)}:
+        from gptfit.train.sharded import Sharded
+
+        return Sharded(forward, model, parts, device, processes)
+    return Replicated(forward, parameters, device, processes)
 
 
 @contextlib.contextmanager
@@ -312,9 +396,8 @@ def collection_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
+def _is_large(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
 CHUNK_TOKENS = FITTED.chunk_tokens
-
-
-def loss_chunk_tokens(config: TrainConfig, shape: ModelShape, device: Device, compiled: bool) -> int:
-    """Tokens per chunk, or 0 to compute all logits at once."""
-    return CHUNK_TOKENS if setting_of(config, shape, place_of(device, compiled)).chunked_loss else 0

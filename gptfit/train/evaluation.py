@@ -36,8 +36,10 @@ class Evaluator:
     def losses(self, micro_batch: int, poll: Callable[[], None] | None = None) -> Losses:
         """`poll` is called before each batch and may raise to stop."""
         with self._engine.tail.in_place():
-            train = self._engine.mean_loss(self._batches("train", micro_batch, poll))
-            val = self._engine.mean_loss(self._batches("val", micro_batch, poll))
+            train, val = (
+                self._engine.mean_loss(self._batches(split, micro_batch, poll), self._count(split, micro_batch))
+                for split in ("train", "val")
+            )
         return Losses(train, val, self.eval_tokens)
 
     @property
@@ -48,12 +50,22 @@ class Evaluator:
             windows = len(self._fixed_starts("val"))
         return windows * self._config.block_size
 
-    def _batches(self, split: str, micro_batch: int, poll: Callable[[], None] | None) -> Iterator[Batch]:
-        feed = self._feeds[split]
+    def _batches(self, split: str, micro_batch: int, poll: Callable[[], None] | None) -> Iterator[Batch | None]:
+        feed, n_given = self._feeds[split], 0
         for starts in self._starts(split, micro_batch):
             if poll:
                 poll()
+            n_given += 1
             yield feed.to_device(feed.read(starts))
+        if self._engine.parallel.is_sharded:
+            yield from [None] * (self._count(split, micro_batch) - n_given)
+
+    def _count(self, split: str, micro_batch: int) -> int:
+        """Of the batches of the process that has most."""
+        if self._config.sampling == "random":
+            return self._config.eval_iters * -(-self._config.batch_size // micro_batch)
+        windows = -(-len(self._fixed_starts(split)) // self._engine.processes.count)
+        return -(-windows // micro_batch)
 
     def _starts(self, split: str, micro_batch: int) -> Iterator[Ints]:
         if self._config.sampling == "random":

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from gptfit.device.device import Device
 from gptfit.plan.memory import WEIGHTS_AT_ONCE
 from gptfit.train.packed import Packed, pack, unpack
+from gptfit.train.parts import whole_shape
 
 SMALLEST_PACKED = 4096  # vectors and scalars stay in float32: they are nothing in bytes and much in effect
 SQUARES = ("exp_avg_sq", "row_squares")
@@ -87,7 +88,8 @@ class KeptStateOptimizer(Optimizer):
         """In order, as many as may have their state on the device at once. A larger single one goes alone."""
         members: list[Tensor] = []
         for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-            if members and sum(m.numel() for m in members) + p.numel() > WEIGHTS_AT_ONCE:
+            # By whole sizes: all processes must come to the same groups.
+            if members and sum(whole_shape(m).numel() for m in [*members, p]) > WEIGHTS_AT_ONCE:
                 yield members
                 members = []
             members.append(p)

@@ -31,6 +31,7 @@ from gptfit.train.faults import (
     smaller_micro_batch,
 )
 from gptfit.train.meter import Meter
+from gptfit.train.parallel import Passes
 from gptfit.train.progress import Progress, StepStart
 from gptfit.train.randomness import rng_state, seed_step, set_rng_state
 from gptfit.train.restore import restore_from
@@ -151,7 +152,7 @@ class Loop:
             return
         batch = self._any_batch()
         for _ in range(2):
-            run.engine.together(lambda: run.engine.whole_micro_step(batch))
+            run.engine.together(lambda: run.engine.whole_micro_step(batch), Passes(updates=1))
         self._return_to_start()
 
     def _share_out(self) -> None:
@@ -191,7 +192,8 @@ class Loop:
     def _attempt_step(self) -> tuple[Update, float]:
         run, step = self.run, self.progress.step
         began = self.clock.now()
-        loss_sum = run.engine.together(self._micro_steps)
+        passes = Passes(updates=run.windows_of(step) // self.micro_batch)
+        loss_sum = run.engine.together(self._micro_steps, passes)
         update = run.engine.update(loss_sum, run.even_micro_steps(step, self.micro_batch), knobs(run.config, step))
         run.device.synchronize()
         return update, self.clock.now() - began
@@ -231,14 +233,16 @@ class Loop:
     def _save_memory(self) -> None:
         """Measures that the config leaves open first, as long as they cost less speed than a smaller batch."""
         run = self.run
-        if run.engine.parallel.is_sharded:
-            raise RunError(out_of_memory_advice(run.setting(self.micro_batch)))
         self._return_to_start()
         gc.collect()  # it is off while training, and a failed call can leave cycles that hold tensors
         run.device.release_memory()
         # Unlike devices may take unlike measures; only when nobody has one left do all take a smaller batch.
         measures = run.processes.gather(next_rung(run.engine, self.micro_batch * run.config.block_size))
-        if measure := next(filter(None, measures), None):
+        measure = next(filter(None, measures), None)
+        waits = run.windows_of(self.progress.step) > self.micro_batch
+        if not measure and waits and run.engine.parallel.sum_in_every_micro_step():
+            measure = "gradients are summed in every micro-step"
+        if measure:
             told = f"out of memory: from here on {measure}"
             run.report.tell("oom", self.progress.step, told, batch_size=self.micro_batch, chunked_loss=run.is_chunked)
         else:

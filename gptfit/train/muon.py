@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
@@ -18,7 +18,8 @@ from gptfit.device.device import Device, has_bf16
 from gptfit.device.processes import ALONE, Processes
 from gptfit.model.base import LanguageModel
 from gptfit.shape import ModelShape
-from gptfit.train.muon_together import of_copies
+from gptfit.train.muon_together import norm_of_rows, of_copies, of_rows
+from gptfit.train.parts import Part, whole_shape
 
 # Three quintics a*x + b*x^3 + c*x^5, each the best for the interval the one before leaves (Amsel et al. 2025, "Polar
 # Express"), for singular values from 0.01 to 1: they end in 0.73..1.27. Jordan's five rounds end in 0.69..1.13; near 1
@@ -31,17 +32,26 @@ ADAM_EPSILON = 1e-10  # modded-nanogpt: at 1e-8 the rows of rarely seen tokens h
 Group = dict[str, Any]
 
 
-def make_muon(model: LanguageModel, config: TrainConfig, device: Device, processes: Processes = ALONE) -> Muon:
+def make_muon(
+    model: LanguageModel,
+    config: TrainConfig,
+    device: Device,
+    processes: Processes = ALONE,
+    parameters: Mapping[str, nn.Parameter] | None = None,
+) -> Muon:
     """Muon at `learning_rate` for the matrices of the blocks; AdamW at rates of their own for everything else."""
-    groups = [group for group in _groups(model, config, device) if group["params"]]
+    named = dict(model.named_parameters()) if parameters is None else parameters
+    groups = [group for group in _groups(named, model.shape, config, device) if group["params"]]
     # bfloat16 is enough; a card with units for it has float32 products of hardly more digits, a CPU the real ones.
     is_bf16 = device.dtype == "bfloat16" or (device.kind == "cuda" and has_bf16(device.torch_device))
     dtype = torch.bfloat16 if is_bf16 else torch.float32
     return Muon(groups, config.learning_rate, config.momentum, (config.beta1, config.beta2), dtype, processes)
 
 
-def _groups(model: LanguageModel, config: TrainConfig, device: Device) -> Iterator[Group]:
-    parameters, weights = dict(model.named_parameters()), model.shape.weights()
+def _groups(
+    parameters: Mapping[str, nn.Parameter], shape: ModelShape, config: TrainConfig, device: Device
+) -> Iterator[Group]:
+    weights = shape.weights()
     matrices = [w.name for w in weights if w.kind == "matrix"]
     for parts in (1, 3):
         members = [parameters[name] for name in matrices if _parts(name) == parts]
@@ -50,7 +60,7 @@ def _groups(model: LanguageModel, config: TrainConfig, device: Device) -> Iterat
     for kind in ("embedding", "table", "position", "head", "gate", "vector", "scalar"):
         named = {w.name: SCALARS.get(w.name, OwnRate()) for w in weights if w.kind == kind}
         for own in sorted(set(named.values())):
-            rate = own.rate or _own_rate(kind, config, model.shape)
+            rate = own.rate or _own_rate(kind, config, shape)
             scale = rate / config.learning_rate if config.learning_rate else 1.0
             members = [parameters[name] for name, its_own in named.items() if its_own == own]
             beta2 = config.embedding_beta2 if kind in ("embedding", "table") else 0.0
@@ -92,6 +102,7 @@ class Muon(Optimizer):
         for group in self.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self._dtype, self._is_rehearsed, self._processes = dtype, False, processes
+        self._is_divided = any(isinstance(p, Part) for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -108,7 +119,7 @@ class Muon(Optimizer):
             together: dict[torch.Size | None, list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    together.setdefault(p.shape if "parts" in group else None, []).append(p)
+                    together.setdefault(whole_shape(p) if "parts" in group else None, []).append(p)
             for members in together.values():
                 yield group, members
 
@@ -129,7 +140,7 @@ class Muon(Optimizer):
         for group, members in self._parts_of_step():
             if "parts" in group:
                 members = members[: -(-len(members) // self._processes.count)]  # this process's part of them
-                zeros = members[0].new_zeros(len(members), *members[0].shape)
+                zeros = members[0].new_zeros(len(members), *whole_shape(members[0]))
                 orthogonalize_parts(zeros, group["parts"], self._dtype)
         self._is_rehearsed = True
 
@@ -137,19 +148,23 @@ class Muon(Optimizer):
         gradients = members[0].new_empty(len(members), *members[0].shape)
         for p, slot in zip(members, gradients, strict=True):
             self._average_gradient(p, group["momentum"], slot)
-        updates = self._orthogonal(gradients, group["parts"])
-        scale = update_scale(updates.shape[1] // group["parts"], updates.shape[2])
+        n_rows, n_columns = whole_shape(members[0])
+        updates = self._orthogonal(gradients, group["parts"], n_rows)
+        scale = update_scale(n_rows // group["parts"], n_columns)
+        total_norm = norm_of_rows if self._is_divided else Tensor.norm
         for p, update in zip(members, updates, strict=True):
             if group["is_normalized"]:
-                update = even_rows(update, self.state[p]["row_squares"], group["betas"][1])
+                update = even_rows(update, self.state[p]["row_squares"], group["betas"][1], total_norm)
             decay = group["lr"] * group["weight_decay"] * group["decay_share"]
             p.mul_(1 - decay * (p * update > 0) if group["is_cautious"] else 1 - decay)
             p.add_(update, alpha=-group["lr"] * scale)
 
-    def _orthogonal(self, gradients: Tensor, parts: int) -> Tensor:
+    def _orthogonal(self, gradients: Tensor, parts: int, n_rows: int) -> Tensor:
         make = partial(orthogonalize_parts, parts=parts, dtype=self._dtype)
         if self._processes.is_alone:
             return make(gradients)
+        if self._is_divided:
+            return of_rows(gradients, n_rows, make, self._processes, self._dtype)
         return of_copies(gradients, make, self._processes, self._dtype)
 
     def _average_gradient(self, parameter: Tensor, momentum: float, out: Tensor) -> None:
@@ -180,13 +195,15 @@ class Muon(Optimizer):
         )
 
 
-def even_rows(update: Tensor, squares: Tensor, beta: float) -> Tensor:
+def even_rows(
+    update: Tensor, squares: Tensor, beta: float, total_norm: Callable[[Tensor], Tensor] = Tensor.norm
+) -> Tensor:
     """Each row divided by its own size over time, the whole as large as before (Li et al. 2025, "NorMuon")."""
     row_squares = update.square().mean(dim=1, keepdim=True)
     squares.lerp_(row_squares, 1 - beta)
     # An average that began at zero is too small at first by the same factor in every row, which the norm takes back.
     evened: Tensor = update * squares.clamp_min(EPSILON).rsqrt()
-    scale: Tensor = update.norm() / evened.norm().clamp_min(EPSILON)
+    scale: Tensor = total_norm(update) / total_norm(evened).clamp_min(EPSILON)
     return evened * scale
 
 

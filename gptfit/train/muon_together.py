@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gptfit.device.processes import Processes
+from gptfit.device.processes import Processes, all_gather
 
 Orthogonalize = Callable[[Tensor], Tensor]  # (K, m, n) -> the same shape, each matrix by itself
 
@@ -21,7 +21,7 @@ def of_copies(matrices: Tensor, orthogonalize: Orthogonalize, processes: Process
     if len(mine):
         done[: len(mine)] = orthogonalize(mine)
     everything = done.new_empty(each * processes.count, *matrices.shape[1:])
-    dist.all_gather_into_tensor(everything, done)
+    all_gather(everything, done)
     return everything[: len(matrices)].to(matrices.dtype)
 
 
@@ -45,3 +45,10 @@ def of_rows(
     home = torch.empty_like(back)
     dist.all_to_all_single(home, back)
     return home.flatten(0, 1)[: len(rows), : rows.shape[1]].to(rows.dtype)
+
+
+def norm_of_rows(rows: Tensor) -> Tensor:
+    """Of the whole that every process has some rows of."""
+    square = rows.square().sum()
+    dist.all_reduce(square)
+    return square.sqrt()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from gptfit.config.keys import TrainConfig
@@ -16,14 +17,23 @@ from gptfit.schedule import Knobs
 from gptfit.train.kept_state import KeptStateOptimizer
 from gptfit.train.muon import Muon, make_muon
 
-Maker = Callable[[LanguageModel, TrainConfig, Device, Processes], "AdamW | Muon"]
+Parameters = Mapping[str, nn.Parameter]
+Maker = Callable[[LanguageModel, TrainConfig, Device, Processes, Parameters], "AdamW | Muon"]
 
 
 def make_optimizer(
-    model: LanguageModel, config: TrainConfig, device: Device, processes: Processes = ALONE
+    model: LanguageModel,
+    config: TrainConfig,
+    device: Device,
+    processes: Processes = ALONE,
+    parameters: Parameters | None = None,
 ) -> AdamW | Muon | KeptStateOptimizer:
-    """The optimizer named by `config.optimizer`, its state kept as the config says."""
-    optimizer = MAKERS[config.optimizer](model, config, device, processes)
+    """The optimizer named by `config.optimizer`, its state kept as the config says.
+
+    `parameters`, by name: the parts this process has of a divided model, else the model's own.
+    """
+    named = dict(model.named_parameters()) if parameters is None else parameters
+    optimizer = MAKERS[config.optimizer](model, config, device, processes, named)
     is_8bit, is_on_host = config.optimizer_state == "8bit", config.optimizer_device == "cpu"
     if not is_8bit and not is_on_host and config.gradient_dtype == "float32":
         return optimizer
@@ -49,9 +59,9 @@ def turn(optimizer: Optimizer, knobs: Knobs) -> None:
         group["lr"] = scaled
 
 
-def decay_groups(model: LanguageModel, weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(named: Parameters, weight_decay: float) -> list[dict[str, Any]]:
     """nanoGPT's two groups in its order, so that optimizer states load both ways: decay on tensors of 2+ dimensions."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in named.values() if p.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -70,9 +80,9 @@ class AdamW(torch.optim.AdamW):
             self._init_group(group, [], [], [], [], [], [])  # type: ignore[no-untyped-call]
 
 
-def _adamw(model: LanguageModel, config: TrainConfig, device: Device, _: Processes) -> AdamW:
+def _adamw(_: LanguageModel, config: TrainConfig, device: Device, __: Processes, named: Parameters) -> AdamW:
     return AdamW(
-        decay_groups(model, config.weight_decay),
+        decay_groups(named, config.weight_decay),
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         fused=device.kind in ("cpu", "cuda"),  # one pass over the weights instead of about ten

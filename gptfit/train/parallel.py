@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,18 +30,34 @@ class MemoryRanOut(MemoryError):
     """In one process at least; raised in all of them at the same place, so that all do the same about it."""
 
 
+@dataclass(frozen=True)
+class Passes:
+    """What every process is about to do: micro-steps of one update, or batches of an evaluation."""
+
+    updates: int = 0
+    evaluations: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.updates + self.evaluations
+
+
 class Alone:
-    """A single process: nothing to exchange."""
+    """A single process: nothing to exchange. `parameters` are what the optimizer has."""
 
     is_sharded = False
 
-    def __init__(self, forward: Forward, keeps_gradients: bool = False) -> None:
-        self._forward, self.keeps_gradients = forward, keeps_gradients
+    def __init__(self, forward: Forward, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._forward, self.parameters = forward, parameters
+        self.keeps_gradients = False
 
-    def begin(self) -> None:
-        """A new update: nothing was exchanged for it yet."""
+    def begin(self, passes: Passes) -> None:
+        """Nothing was exchanged for these yet."""
 
     def forward(self, ids: Tensor, targets: Tensor, is_last: bool) -> Tensor:
+        return self._forward(ids, targets)
+
+    def evaluate(self, ids: Tensor, targets: Tensor) -> Tensor:
         return self._forward(ids, targets)
 
     def give_up(self) -> None:
@@ -53,20 +70,49 @@ class Alone:
     def forget_gradients(self, optimizer: Optimizer) -> None:
         optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
+    def hand_over_gradients(self) -> None:
+        """To `parameters`, after the last micro-step, where they are not the model's own."""
+
+    def sum_in_every_micro_step(self) -> bool:
+        """From now on gradients do not wait, whole, for the last micro-step; whether that is a change."""
+        return False
+
+    def total_norm(self, norm: Tensor) -> Tensor:
+        """Of the whole gradient, from the norm of this process's part of it."""
+        return norm
+
+    def whole_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """By name, as a checkpoint has them; all processes must call this, and the first has the result."""
+        return model.state_dict()
+
+    def whole(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of tensors like the parameters; as `whole_weights` does."""
+        return dict(parts)
+
+    def divided(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of something like that parameter, as torch knows what several processes share."""
+        raise AssertionError("nothing is divided here")
+
+    def agree_on_overflow(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+        """Whether a 16-bit gradient overflowed, where each process sees its part only."""
+
 
 class Replicated(Alone):
     """DDP: everyone has the whole model; gradients are averaged bucket by bucket while backward still runs."""
 
-    def __init__(self, forward: Forward, device: Device, processes: Processes) -> None:
+    def __init__(
+        self, forward: Forward, parameters: Mapping[str, nn.Parameter], device: Device, processes: Processes
+    ) -> None:
         assert isinstance(forward, nn.Module)
-        super().__init__(forward)
+        super().__init__(forward, parameters)
         self._module, self._device, self._count = forward, device, processes.count
         self._ddp = self._wrapped()
         self._exchanges: list[torch.futures.Future[Any]] = []
+        self._is_update = False  # or an evaluation, which exchanges nothing
         self._has_met = False  # whether the forward pass before the exchange was begun
 
-    def begin(self) -> None:
-        self._exchanges, self._has_met = [], False
+    def begin(self, passes: Passes) -> None:
+        self._exchanges, self._has_met, self._is_update = [], False, passes.updates > 0
 
     def forward(self, ids: Tensor, targets: Tensor, is_last: bool) -> Tensor:
         self._has_met = is_last
@@ -76,6 +122,8 @@ class Replicated(Alone):
 
     def give_up(self) -> None:
         """As torch's own join of uneven inputs does: the buckets still missing, as zeros, in DDP's order."""
+        if not self._is_update:
+            return
         if not self._has_met:
             self._ddp.reducer._rebuild_buckets()  # the others do so in their forward if it is due
         missing = self._ddp.reducer._get_zeros_like_grad_buckets()[len(self._exchanges) :]
@@ -87,7 +135,7 @@ class Replicated(Alone):
     def renew(self, forward: Forward) -> None:
         """A reducer that was left half-way cannot be used again."""
         assert isinstance(forward, nn.Module)
-        self._module = forward
+        self._forward = self._module = forward
         forward.zero_grad(set_to_none=True)  # they are views into what goes now
         del self._ddp
         self._ddp = self._wrapped()
@@ -112,7 +160,3 @@ class Replicated(Alone):
         exchange = dist.all_reduce(buffer, async_op=True).get_future().then(lambda done: done.value()[0])
         self._exchanges.append(exchange)
         return exchange
-
-
-def make_parallel(forward: Forward, device: Device, processes: Processes, keeps_gradients: bool = False) -> Alone:
-    return Alone(forward, keeps_gradients) if processes.is_alone else Replicated(forward, device, processes)

@@ -17,8 +17,14 @@ def place_of(device: Device, can_compile: bool = True) -> Place:
 
 
 def setting_at(
-    config: TrainConfig, shape: ModelShape, device: Device, micro_batch: int, compiled: bool, chunked: bool
+    config: TrainConfig,
+    shape: ModelShape,
+    device: Device,
+    micro_batch: int,
+    compiled: bool,
+    chunked: bool,
+    processes: int = 1,
 ) -> Setting:
     """As it runs now, whatever the config left open or memory took away."""
-    planned = setting_of(config, shape, place_of(device, compiled))
+    planned = setting_of(config, shape, place_of(device, compiled), processes)
     return replace(planned, micro_batch=micro_batch, compile=compiled, chunked_loss=chunked)

@@ -14,6 +14,7 @@ from gptfit.errors import RunError
 from gptfit.files import reason_of
 from gptfit.train.batches import EpochSampler, Sampler
 from gptfit.train.engine import Engine
+from gptfit.train.parts import whole_shape
 from gptfit.train.progress import Progress, StepStart
 from gptfit.train.randomness import seed_step, set_rng_state
 
@@ -85,7 +86,7 @@ def _load_optimizer(checkpoint: Checkpoint, engine: Engine) -> None:
         {**{key: value for key, value in group.items() if key != "params"}, "params": old["params"]}
         for group, old in zip(groups, saved["param_groups"], strict=True)
     ]
-    engine.optimizer.load_state_dict(saved)
+    engine.load_optimizer(saved)
 
 
 def _check_state(checkpoint: Checkpoint, engine: Engine) -> None:
@@ -106,7 +107,8 @@ def _wrong_entry(entry: Mapping[str, Any], parameter: Tensor, is_muon: bool) -> 
     if entry and (missing := [name for name in needed if not isinstance(entry.get(name), Tensor)]):
         return f"no {missing[0]}"
     for name, value in entry.items():
-        shape = torch.Size((*parameter.shape[:1], 1)) if name == "row_squares" else parameter.shape
+        shape = whole_shape(parameter)
+        shape = torch.Size((*shape[:1], 1)) if name == "row_squares" else shape
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return f"{name}, which is no tensor of numbers"
         if not (value.numel() == 1 and bool(value >= 0) if name == "step" else value.shape == shape):

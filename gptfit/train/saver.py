@@ -48,22 +48,31 @@ class Saver:
     def save_best(self, start: StepStart) -> None:
         """A best model that the disk does not take is kept in memory and tried again at every later save."""
         self._waiting_best = None
-        checkpoint = self._checkpoint(start)
+        checkpoint = self._checkpoint(start, is_end=False)
+        if checkpoint is None:
+            return
         if self.run.processes.is_master and not self._write(self.run.store.save_best, checkpoint, is_end=False):
-            self._waiting_best = copied_to_memory(checkpoint)
+            # Tensors in a folder are nobody's until a checkpoint names it, and are not kept.
+            self._waiting_best = None if checkpoint.parts else copied_to_memory(checkpoint)
 
     def _save_waiting_best(self, is_end: bool) -> None:
         if self._waiting_best is not None and self._write(self.run.store.save_best, self._waiting_best, is_end):
             self._waiting_best = None
 
     def _save(self, write: Callable[[Checkpoint], None], start: StepStart, is_end: bool = False) -> bool:
-        checkpoint = self._checkpoint(start)
+        checkpoint = self._checkpoint(start, is_end)
+        if checkpoint is None:
+            return False
         return self._write(write, checkpoint, is_end) if self.run.processes.is_master else True
 
-    def _checkpoint(self, start: StepStart) -> Checkpoint:
-        """The run as it stands; with several processes all of them must call this."""
+    def _checkpoint(self, start: StepStart, is_end: bool) -> Checkpoint | None:
+        """The run as it stands; with several processes all of them must call this, as all may have to write."""
         self.progress.wall_seconds = self.wall_seconds()
-        return self.run.checkpoint(self.progress, start)
+        try:
+            return self.run.checkpoint(self.progress, start)
+        except RunError as error:
+            self._failed(error, is_end)
+            return None
 
     def _write(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint, is_end: bool) -> bool:
         """The first process writes. A disk that cannot take it is reported and the run goes on, except at its end."""
@@ -71,10 +80,14 @@ class Saver:
         try:
             write(checkpoint)
         except RunError as error:
-            if is_end:
-                raise
-            report.tell("checkpoint_failed", step, f"{error}; it is tried again at the next save")
+            self._failed(error, is_end)
             return False
         if write == self.run.store.save_last:  # once per save, as nanoGPT says it; the others are made beside it
             report.tell("checkpoint", step, f"saving checkpoint to {self.run.config.out_dir}")
         return True
+
+    def _failed(self, error: RunError, is_end: bool) -> None:
+        if is_end:
+            raise error
+        told = f"{error}; it is tried again at the next save"
+        self.run.report.tell("checkpoint_failed", self.progress.step, told)

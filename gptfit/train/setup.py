@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
+from gptfit.checkpoint import divided
 from gptfit.checkpoint.format import Checkpoint
 from gptfit.checkpoint.store import CheckpointStore
 from gptfit.config.keys import TrainConfig, find_problems
@@ -14,7 +16,7 @@ from gptfit.data.token_files import Opener, TokenFile, open_split
 from gptfit.dataset import DatasetInfo, data_folder, read_dataset
 from gptfit.device.device import Device
 from gptfit.device.processes import Processes, this_start
-from gptfit.errors import ConfigError
+from gptfit.errors import ConfigError, RunError
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
 from gptfit.shares import share_out
@@ -23,6 +25,7 @@ from gptfit.train.documents import ShuffledDocuments
 from gptfit.train.engine import Engine, build_engine
 from gptfit.train.evaluation import Evaluator
 from gptfit.train.order import EpochOrder
+from gptfit.train.parts import tied_names
 from gptfit.train.place import setting_at
 from gptfit.train.progress import Progress, StepStart
 from gptfit.train.restore import saved_progress
@@ -86,7 +89,8 @@ class Run:
     def setting(self, micro_batch: int) -> Setting:
         """What memory and speed depend on, as it is now."""
         compiled = self.engine.compiled
-        return setting_at(self.config, self.shape, self.device, micro_batch, compiled, self.is_chunked)
+        n = self.processes.count
+        return setting_at(self.config, self.shape, self.device, micro_batch, compiled, self.is_chunked, n)
 
     @property
     def is_chunked(self) -> bool:
@@ -98,10 +102,12 @@ class Run:
 
     def checkpoint(self, progress: Progress, start: StepStart) -> Checkpoint:
         """The run as it stands; with several processes all of them must call this."""
-        shape = self.shape
+        shape, is_whole = self.shape, not self.engine.is_too_large_to_gather(divided.WHOLE_UP_TO)
+        parts = None if is_whole else self._write_parts(progress.step)
         return Checkpoint(
-            model=self.engine.model.state_dict(),
-            optimizer=self.engine.optimizer.state_dict(),
+            model=self.engine.saved_weights() if is_whole else {},
+            optimizer=self.engine.saved_optimizer() if is_whole else self.engine.plain_state(),
+            parts=parts,
             model_args={
                 "n_layer": shape.n_layer,
                 "n_head": shape.n_head,
@@ -115,7 +121,7 @@ class Run:
             best_val_loss=progress.best_val_loss,
             config={**self.config.as_dict(), "init_from": self.origin},
             arch=shape.arch,
-            average=dict(self.engine.tail.weights),
+            average=self.engine.saved_average() if is_whole else {},
             averaged=self.engine.tail.count,
             progress={
                 **saved_progress(progress, start, self.engine, self.sampler),
@@ -123,6 +129,23 @@ class Run:
                 "start": this_start(),
             },
         )
+
+    def _write_parts(self, step: int) -> dict[str, Any]:
+        """What ckpt.pt needs to say about the folder its tensors are in."""
+        name = self.processes.gather(divided.free_name(self.store.folder, step))[0]
+        tensors = self.engine.divided_tensors()
+        files: dict[str, list[int]] = {}
+        problem: RunError | None = None
+        try:
+            files = divided.write_parts(self.store.folder / name, tensors, self.processes.rank)
+        except RunError as error:
+            problem = error
+        everyone = self.processes.gather((files, problem))
+        for _, one in everyone:
+            if one is not None:
+                raise one  # in all of them
+        together = {file: entry for one, _ in everyone for file, entry in one.items()}
+        return {"folder": name, "files": together, "tied": tied_names(self.engine.model)}
 
     def close(self) -> None:
         for feed in self.feeds.values():
@@ -159,12 +182,6 @@ def _train_opener(config: TrainConfig, info: DatasetInfo) -> Opener:
 
 
 def check_processes(config: TrainConfig, processes: Processes) -> None:
-    if config.parallel == "fsdp":
-        raise ConfigError(
-            "parallel = 'fsdp' is only planned with so far, not trained",
-            fix="use parallel = 'ddp', and memory = 'auto' where it does not fit",
-            key="parallel",
-        )
     problems = find_problems(config.as_dict(), processes.count)
     if problems:
         raise ConfigError(problems[0].message, fix=problems[0].fix, key=problems[0].where)
@@ -174,8 +191,11 @@ def build_run(
     config: TrainConfig, data: Data, device: Device, processes: Processes, store: CheckpointStore, report: Report
 ) -> Run:
     """Seeds torch as nanoGPT does, builds the model, and puts the samplers in place."""
-    torch.manual_seed(config.seed + processes.rank)
+    # DDP hands out the first process's weights; of a model that is divided everyone draws the whole of the same.
+    torch.manual_seed(config.seed + (processes.rank if config.parallel == "ddp" else 0))
     engine = build_engine(config, data.shape, device, processes)
+    if engine.parallel.is_sharded:
+        torch.manual_seed(config.seed + processes.rank)
     feeds = {name: Feed(file, config.block_size, device) for name, file in data.files.items()}
     peak_tflops, peak_basis = device.peak_rate()
     paces, are_open = first_paces(config, device, processes)
@@ -205,15 +225,10 @@ def build_run(
 def first_paces(config: TrainConfig, device: Device, processes: Processes) -> tuple[list[float], bool]:
     """Each process's pace, and whether it is to be timed: only unlike devices are, so that like ones repeat exactly."""
     even = [1.0] * processes.count
+    if processes.is_alone:
+        return even, False
     if config.shares not in ("auto", "equal"):
-        speeds = [float(word) for word in config.shares.split(":")]
-        if len(speeds) != processes.count:
-            raise ConfigError(
-                f"shares = {config.shares!r} names {len(speeds)} processes, there are {processes.count}",
-                fix="give one speed for each, or use shares = 'auto'",
-                key="shares",
-            )
-        return [1 / speed for speed in speeds], False
+        return [1 / float(word) for word in config.shares.split(":")], False
     are_unlike = len(set(processes.gather(device.name))) > 1
     return even, config.shares == "auto" and are_unlike and config.parallel == "ddp"
 

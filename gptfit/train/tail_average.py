@@ -6,16 +6,20 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gptfit.model.base import LanguageModel
+from gptfit.device.processes import ALONE, Processes, own_rows
+from gptfit.train.parts import Part
 
 
 class TailAverage:
-    """Empty until the tail begins. Training itself goes on with the weights as they are."""
+    """Empty until the tail begins. Training itself goes on with the weights as they are.
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+    Of a model that is divided, each process averages its part.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], processes: Processes = ALONE) -> None:
+        self._parameters, self._processes = parameters, processes
         self.weights: dict[str, Tensor] = {}
         self.count = 0
 
@@ -23,7 +27,7 @@ class TailAverage:
     def include(self) -> None:
         """The weights as they are now, with the same share as every earlier one."""
         self.count += 1
-        for name, p in self._model.named_parameters():
+        for name, p in self._parameters.items():
             if name in self.weights:
                 self.weights[name].lerp_(p, 1 / self.count)
             else:
@@ -34,9 +38,13 @@ class TailAverage:
 
     def restore(self, weights: Mapping[str, Tensor], count: int) -> None:
         """As a checkpoint has them."""
-        parameters = dict(self._model.named_parameters())
-        self.weights = {name: tensor.to(parameters[name].device, copy=True) for name, tensor in weights.items()}
+        self.weights = {name: self._own(name, tensor) for name, tensor in weights.items()}
         self.count = count
+
+    def _own(self, name: str, whole: Tensor) -> Tensor:
+        p = self._parameters[name]
+        own = own_rows(whole, self._processes.rank, self._processes.count) if isinstance(p, Part) else whole
+        return own.to(p.device, copy=True)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -47,7 +55,14 @@ class TailAverage:
         finally:
             self._swap()
 
+    @torch.no_grad()
     def _swap(self) -> None:
-        for name, p in self._model.named_parameters():
-            if name in self.weights:
+        for name, p in self._parameters.items():
+            if name not in self.weights:
+                continue
+            if isinstance(p, Part):  # its memory is what FSDP gathers from
+                held = p.detach().clone()
+                p.copy_(self.weights[name])
+                self.weights[name] = held
+            else:
                 p.data, self.weights[name] = self.weights[name], p.data

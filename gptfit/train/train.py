@@ -84,7 +84,7 @@ def train(config: TrainConfig, reporter: Reporter = ignore) -> TrainResult:
     try:
         with SignalWatch() as signals:
             store = CheckpointStore(folder, config.keep_checkpoints, processes.is_master)
-            config, measures = config_that_fits(config, data.shape, device)
+            config, measures = config_that_fits(config, data.shape, device, processes.count)
             run = _build(config, data, device, processes, store, report)
             try:
                 return _train(run, data, signals, measures)

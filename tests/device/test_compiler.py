@@ -121,7 +121,7 @@ def test_as_on_a_card_nothing_is_compiled_after_the_warm_up(
 
     real = torch.compile
     monkeypatch.setattr(compiler.torch, "compile", lambda model, **keys: real(model, backend=counting, **keys))
-    monkeypatch.setattr(engine_module, "compile_model", lambda model, device: compiler.compile_whole(model))
+    monkeypatch.setattr(engine_module, "compile_model", lambda model, *_: compiler.compile_whole(model))
     fused_losses.cache_clear()
     keys: dict[str, Any] = {"batch_size": batch_size, "eval_iters": 3, "eval_interval": 4, "arch": arch}
     config = small_config(compile=True, chunked_loss=chunked, dropout=dropout, **keys)
@@ -249,7 +249,7 @@ def test_memory_that_runs_out_while_compiling_is_no_compile_problem(
 
     real = torch.compile
     monkeypatch.setattr(compiler.torch, "compile", lambda model, **keys: real(model, backend=hungry, **keys))
-    monkeypatch.setattr(engine_module, "compile_model", lambda model, device: compiler.compile_whole(model))
+    monkeypatch.setattr(engine_module, "compile_model", lambda model, *_: compiler.compile_whole(model))
     events: list[Event] = []
     result = train(small_config(compile=True), events.append)
     assert (result.step, result.micro_batch) == (8, 2)

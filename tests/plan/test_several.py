@@ -24,9 +24,13 @@ def test_a_ring_sends_each_gradient_almost_twice_whatever_the_accumulation() -> 
     assert link.exchanged_bytes(replace(EIGHT, accumulation=1)) == link.exchanged_bytes(EIGHT)
 
 
-def test_sharded_weights_are_gathered_twice_and_gradients_scattered_in_every_micro_step() -> None:
+def test_sharded_blocks_are_gathered_twice_in_every_micro_step_and_gradients_summed_in_the_last() -> None:
     sharded = replace(EIGHT, parallel="fsdp")
-    assert link.exchanged_bytes(sharded) == pytest.approx(8 * 7 / 8 * (2 + 2 + 4) * GPT2.n_weights)
+    outside = (50304 + 1024 + 2) * 768
+    gathered = 2 * 2 * (GPT2.n_weights - outside) + 4 * outside
+    assert link.exchanged_bytes(sharded) == pytest.approx(7 / 8 * (8 * gathered + 4 * GPT2.n_weights))
+    early = replace(sharded, sums_late=False)
+    assert link.exchanged_bytes(early) - link.exchanged_bytes(sharded) == pytest.approx(7 / 8 * 7 * 4 * GPT2.n_weights)
 
 
 def test_what_compute_cannot_hide_is_at_least_the_embeddings_part() -> None:

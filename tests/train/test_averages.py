@@ -97,7 +97,7 @@ def test_it_looks_ahead_in_the_middle_of_the_run_in_proportion_to_the_rate() -> 
 
 def test_the_average_is_the_mean_of_the_weights_and_is_there_for_the_time_it_is_wanted() -> None:
     model = build_model(ModelShape(1, 1, 8, 8, 16))
-    tail, seen = TailAverage(model), []
+    tail, seen = TailAverage(dict(model.named_parameters())), []
     for number in range(3):
         with torch.no_grad():
             for p in model.parameters():

@@ -73,15 +73,17 @@ from gptfit.train import parallel
 from gptfit.train.engine import Engine
 parallel.DDP_OPTIONS["bucket_cap_mb"] = 0.02
 calls = Counter()
-def ask(*_):
+def ask(*_, **__):
     torch.empty(2**60, dtype=torch.uint8)
+def ask_in_backward(engine):
+    return next(engine.model.parameters()).register_hook(ask)
 def spoil(method):
     real = getattr(Engine, method)
     def greedy(engine, *arguments, **options):
         wanted, call = Path(engine.config.out_dir).name.split("-")
         calls[engine.config.out_dir, method] += 1
         is_now = wanted == method and calls[engine.config.out_dir, method] == int(call) and os.environ["RANK"] == "1"
-        hook = next(engine.model.parameters()).register_hook(ask) if is_now else None
+        hook = ask_in_backward(engine) if is_now and method == "backward_micro_step" else None
         try:
             if is_now and method != "backward_micro_step":
                 ask()
