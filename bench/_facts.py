@@ -166,6 +166,7 @@ def _row(record: dict[str, str]) -> Row | str:
         dtype=DTYPES.get(record["dtype"], "bfloat16"),
         compile=compile_ == "yes",
         parallel="fsdp" if "FSDP" in record["codebase"] else "ddp",
+        sums_late=False,  # composer's FSDP sums gradients in every micro-step
         optimizer="muon" if "Muon" in record["optimizer"] else "adamw",
         muon_rounds=5,
         flash="naive" not in record["attention"],
