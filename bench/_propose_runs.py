@@ -18,7 +18,6 @@ import torch
 from _recipe_runs import Curve, Kept, Point, fingerprint
 
 from gptfit.config.keys import DEFAULTS, TrainConfig
-from gptfit.config.recipe import training_keys
 from gptfit.dataset import read_dataset
 from gptfit.device.device import cpu_name
 from gptfit.estimate import Estimate
@@ -27,18 +26,19 @@ from gptfit.logs.runlog import read_run
 from gptfit.measured import MeasuredSpeed
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Setting, speed_key
-from gptfit.plan.vocabulary import SHARES
+from gptfit.schedule import usual_warmup
 from gptfit.train.sinks import Reporter, ignore
 from gptfit.train.train import train
 
 REPO = Path(__file__).resolve().parent.parent
-TIMED_STEPS, WARM_UP = 13, 3
+TIMED_STEPS, WARM_UP = 9, 3
 EVAL_TOKENS = 32_768
-# Keys that say what is trained; the rest of a config is files and evaluations.
-TRAINED = (
-    "arch", "n_layer", "n_head", "n_embd", "block_size", "batch_size", "gradient_accumulation_steps", "dropout",
-    "weight_decay", "optimizer",
-)  # fmt: skip
+# Keys that are not of what is trained: files, evaluations, and the horizon, which the seconds decide.
+OTHER = {
+    "dataset", "out_dir", "wandb_run_name", "eval_interval", "eval_iters", "max_hours", "early_stop_evals", "device",
+    "compile", "max_iters", "lr_decay_iters", "warmup_iters",
+}  # fmt: skip
+OWN_SIZES = (2048, 4096, 8192)  # vocabularies that are tried on the pages
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class Run:
 
     @property
     def keys(self) -> dict[str, Any]:
-        return {key: getattr(self.config, key) for key in TRAINED}
+        return {
+            key: value for key, value in self.config.as_dict().items() if value != DEFAULTS[key] and key not in OTHER
+        }
 
     @property
     def name(self) -> str:
@@ -151,7 +153,9 @@ class Timer:
             "eval_iters": eval_iters,
             "log_interval": log_interval,
             "always_save_checkpoint": False,
-            **_schedule(run.config, steps),
+            "max_iters": steps,
+            "lr_decay_iters": steps,
+            "warmup_iters": 0 if run.config.arch == "modern" else usual_warmup(steps),
         }
         ended = train(TrainConfig(**keys), reporter)
         if ended.reason != "max_iters":
@@ -162,15 +166,6 @@ class Timer:
             Point(int(e.tokens), e.val_loss) for e in log.evals if e.tokens is not None and e.val_loss is not None
         )
         return Curve(points, 0.0, log.header.device.dtype)
-
-
-def _schedule(config: TrainConfig, steps: int) -> dict[str, Any]:
-    """The proposal's own schedule for another number of steps."""
-    keys: dict[str, Any] = {"max_iters": steps, "lr_decay_iters": steps}
-    if config.arch == "modern":
-        return keys | {key: value for key, value in training_keys(steps).items() if key not in TRAINED}
-    rates = {key: getattr(config, key) for key in ("learning_rate", "min_lr") if getattr(config, key) != DEFAULTS[key]}
-    return keys | rates | {"warmup_iters": max(1, steps // 30)}
 
 
 def shakespeare(shared: Path, folder: Path) -> Prepared:
@@ -184,7 +179,7 @@ def pages(shared: Path, folder: Path) -> Prepared:
     """MDN's, in GPT-2's vocabulary and in smaller ones of their own."""
     source = shared / "web_mdn.parquet"
     folders = [_folder(_prepare(source, folder / "mdn", "gpt2"), "GPT-2's 50,257", None)]
-    for size in SHARES:
+    for size in OWN_SIZES:
         tokenizer = folder / f"mdn-{size}.json"
         if not tokenizer.exists():
             _gptfit("tokenizer", "train", str(source), "--vocab-size", str(size), "--out", str(tokenizer))

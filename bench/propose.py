@@ -22,7 +22,7 @@ from _propose_runs import REPO, Prepared, Run, Timer, pages, shakespeare
 from _recipe_runs import Kept
 
 from gptfit.config.keys import TrainConfig
-from gptfit.config.recipe import training_keys
+from gptfit.config.recipe import head_count, second_edition, training_keys
 from gptfit.measured import Measurements
 from gptfit.plan.candidates import ASPECTS, WIDTHS, Wish
 from gptfit.plan.propose import propose
@@ -72,9 +72,9 @@ def choose(data: Prepared, timer: Timer, seconds: float) -> Run:
     """Propose, time what was proposed, and propose again until the proposal is one whose speed was measured."""
     folder = data.folders[0]
     for layers, width in FIRST_GUESSES:
-        sizes = {"n_layer": layers, "n_embd": width, "n_head": 1, "block_size": 256, "batch_size": 16}
-        keys = {**sizes, "gradient_accumulation_steps": 1, **training_keys(1)}
-        timer.time(Run.of(TrainConfig(**{**keys, "lr_decay_iters": 600_000}), folder))
+        sizes = {"n_layer": layers, "n_embd": width, "n_head": head_count(width), "block_size": 256, "batch_size": 16}
+        config = TrainConfig(**sizes, gradient_accumulation_steps=1, **training_keys(1))
+        timer.time(Run.of(config.replace(**second_edition(config.shape(folder.vocab_size))), folder))
     for _ in range(6):
         wish = Wish(
             gpu=None,
@@ -108,7 +108,7 @@ def neighbours(choice: Run, data: Prepared) -> list[Run]:
 def _widths(config: TrainConfig) -> list[TrainConfig]:
     at = WIDTHS.index(config.n_embd)
     near = [WIDTHS[i] for i in (at - 1, at + 1) if 0 <= i < len(WIDTHS)]
-    return [config.replace(n_embd=width, n_head=max(1, width // 64)) for width in near]
+    return [config.replace(n_embd=width, n_head=head_count(width)) for width in near]
 
 
 def _depths(config: TrainConfig) -> list[TrainConfig]:

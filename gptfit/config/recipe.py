@@ -29,9 +29,9 @@ WIDE = 1536
 TOKENS_PER_PARAMETER = 13.7
 STEPS = 3_250  # of that run
 MOST_TOKENS_PER_STEP = 524_288  # of that run
-LEAST_TOKENS_PER_STEP = (
-    4_096  # where Muon's 22 C^3 FLOPs per C x C matrix reach the model's 6 C^2 per token at C = 1,100
-)
+# Runs of seconds end 0.03 nats lower than with twice as many (bench/propose.py); Muon's 22 C^3 FLOPs per C x C matrix
+# reach the model's 6 C^2 per token at C = 560 only.
+LEAST_TOKENS_PER_STEP = 2_048
 WARMUP_FRACTION = 0.0  # Muon's updates have one size from the first on; docs/recipe.md has what a warm-up is worth
 # Track 3 decays over 0.7 of the run and has no floor.
 DECAY_FRACTION = 0.6
