@@ -58,6 +58,12 @@ class Prepared:
     source: Path
     folders: tuple[Folder, ...]  # the usual vocabulary first
 
+    @property
+    def shares(self) -> dict[int, float]:
+        """Bytes per token of the own vocabularies over those of the usual one."""
+        usual = self.folders[0].facts.bytes_per_token or 1.0
+        return {folder.size: (folder.facts.bytes_per_token or usual) / usual for folder in self.folders if folder.size}
+
     def folder_of(self, size: int | None) -> Folder:
         return next(folder for folder in self.folders if folder.size == size)
 

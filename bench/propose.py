@@ -83,6 +83,7 @@ def choose(data: Prepared, timer: Timer, seconds: float) -> Run:
             vocab_size=folder.vocab_size,
             block_size=256,
             source=str(data.source) if len(data.folders) > 1 else "",
+            shares=data.shares,
         )
         answer = propose(wish, Measurements(tuple(timer.speeds)))
         chosen = data.folder_of(answer.choice.vocabulary)
