@@ -71,7 +71,8 @@ def propose(wish: Wish, measurements: Measurements | None = None) -> Proposals:
         others.append(finish(best_wish, quick, "smaller, faster"))
     long = _other_time(best_wish, best, MUCH_LONGER, pace)
     if long is not None and long.loss < (1 - TIE) * best.loss:
-        others.append(finish(replace(best_wish, hours=MUCH_LONGER * wish.hours), long, "larger, longer"))
+        title = "larger, longer" if long.parameters > best.parameters else "longer"
+        others.append(finish(replace(best_wish, hours=MUCH_LONGER * wish.hours), long, title))
     plain = _plain(wish, best, pace)
     if plain is not None:
         others.append(finish(replace(wish, only_nanogpt_keys=True), plain, "plain nanoGPT"))

@@ -63,7 +63,7 @@ def test_the_choice_has_the_lowest_expected_loss_of_what_the_hours_allow(hours: 
     answer = propose(replace(WISH, hours=hours))
     assert answer.choice.plan.shape.arch == "modern"
     for other in answer.alternatives:
-        if other.title not in ("larger, longer", "GPT-2's weights"):
+        if other.title not in ("larger, longer", "longer", "GPT-2's weights"):
             assert bits(other) >= bits(answer.choice) * (1 - 2 * TIE), other.title
 
 
@@ -74,6 +74,18 @@ def test_smaller_and_faster_is_both() -> None:
     assert quick.plan.seconds is not None
     assert answer.choice.plan.seconds is not None
     assert quick.plan.seconds.value < 0.5 * answer.choice.plan.seconds.value
+
+
+@pytest.mark.parametrize("tokens", [0.75e9, 3e9])
+def test_larger_is_said_of_larger_models_only(tokens: float) -> None:
+    """Three times the hours over little data are more epochs, not always more parameters."""
+    answer = propose(replace(WISH, data=replace(WEB, tokens=Estimate.exact(tokens)), hours=24))
+    (long,) = [other for other in answer.alternatives if other.title.endswith("longer")]
+    is_larger = long.plan.shape.parameters > answer.choice.plan.shape.parameters
+    assert long.title == ("larger, longer" if is_larger else "longer")
+    assert long.plan.seconds is not None
+    assert answer.choice.plan.seconds is not None
+    assert long.plan.seconds.value > 1.5 * answer.choice.plan.seconds.value
 
 
 def test_only_nanogpt_keys_leave_nothing_that_stock_nanogpt_does_not_know() -> None:
