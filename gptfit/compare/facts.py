@@ -116,6 +116,11 @@ class RunFacts:
         """Whether the step times vary as on a machine that does other work too."""
         return self.ms_spread is not None and self.ms_spread > BUSY_SPREAD
 
+    @property
+    def has_few_times(self) -> bool:
+        """Whether so few steps were timed that nothing can be said of how they vary."""
+        return self.ms_per_step is not None and self.ms_spread is None
+
     def validation(self, point: EvalPoint, bpb: bool) -> float | None:
         """Its loss in nats per token, or in bits per byte: as the log says, else through the data's bytes per token."""
         if not bpb or point.val_bpb is not None:

@@ -122,6 +122,10 @@ def _speed(comparison: Comparison, other: int) -> list[str]:
     speeds = f"{si(a.tokens_per_s)} against {si(b.tokens_per_s)} tokens/s"
     if a.is_busy or b.is_busy:
         return [_unsteady(f"{fast} looks {ratio:.1f}x faster per token than {slow} ({speeds})", {first: a, second: b})]
+    few = [letter for letter, run in ((first, a), (second, b)) if run.has_few_times]
+    if few and ratio >= EQUALLY_FAST:
+        finding = f"{fast} looks {ratio:.1f}x faster per token than {slow} ({speeds})"
+        return [f"{finding}, but {_and(few)} timed too few steps to tell: run longer, or with log_interval = 1."]
     measured = f"{speeds} (measured, median of steps without an eval)"
     if ratio < EQUALLY_FAST:
         return [f"{first} and {second} are equally fast per token: {measured}."]

@@ -54,6 +54,15 @@ def test_step_times_that_vary_are_no_measured_speed(make_run: MakeRun) -> None:
     assert "A is 4.00x faster" in explain(compare_runs([steady, open_run(make_run("c", ms=200.0))])).sentences[0]
 
 
+def test_a_handful_of_step_times_is_no_measured_speed(make_run: MakeRun) -> None:
+    """Three steps on a busy machine were 1.17x faster (measured)."""
+    long, short = open_run(make_run("a")), open_run(make_run("b", steps=4, ms=200.0))
+    text = " ".join(explain(compare_runs([long, short])).sentences)
+    assert "A looks 4.0x faster per token than B" in text
+    assert "but B timed too few steps to tell" in text
+    assert "(measured" not in text
+
+
 def test_with_two_tokenizers_everything_is_in_bits_per_byte(make_run: MakeRun) -> None:
     runs = [open_run(make_run(name, dataset=data)) for name, data in (("a", BYTES), ("b", PIECES))]
     comparison = compare_runs(runs)
