@@ -57,7 +57,7 @@ class Wish:
     source: str = ""  # the file of text it is to be prepared from; empty where it is prepared
     column: str = "text"  # of that file
     # Vocabularies of its own by size, measured on it: bytes per token as a share of GPT-2's.
-    shares: Mapping[int, float] = field(default_factory=dict)
+    shares: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     @property
     def is_short_on_a_cpu(self) -> bool:
