@@ -51,8 +51,8 @@ def test_nine_of_ten_runs_lie_within_the_range_that_is_shown() -> None:
 
 def test_on_one_text_it_is_much_closer() -> None:
     """What it is chosen by is how runs of one text differ."""
-    errors = [run.error for run in small_runs() if run.name.startswith("Shakespeare")]
-    assert max(map(abs, errors)) < 0.07
+    errors = [run.error for run in small_runs() if "Shakespeare" in run.name]
+    assert max(map(abs, errors)) < 0.08
 
 
 @pytest.mark.parametrize("is_plain", [False, True])
