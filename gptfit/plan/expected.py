@@ -52,8 +52,9 @@ def expected_loss(
     is_web = loss.dataset_kind(name) is not None
     small = _small(shape, tokens, unique, bytes_per_token, optimizer, is_web)
     chosen = _blend(small, published, share) if published else small
-    extra = penalty(block_parameters(shape), tokens, unique, weight_decay)
     e = chosen.loss
+    guessing = max(0.0, math.log(shape.vocab_size) - e.value)  # what is learned by heart ends no worse than that
+    extra = min(guessing, penalty(block_parameters(shape), tokens, unique, weight_decay))
     chosen = replace(chosen, loss=replace(e, value=e.value + extra, low=e.low + extra, high=e.high + extra))
     return replace(chosen, bits_per_byte=chosen.loss.map(1 / (bytes_per_token * math.log(2))))
 

@@ -181,7 +181,8 @@ def test_shakespeare_char_is_known_by_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shape = ["--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--batch_size=64"]
-    fields = answer(capsys, "plan", "--gpu", "4070", "--dataset=shakespeare_char", *shape)
+    run = ["--gradient_accumulation_steps=1", "--max_iters=2000", "--lr_decay_iters=2000", "--dropout=0.2"]
+    fields = answer(capsys, "plan", "--gpu", "4070", "--dataset=shakespeare_char", *shape, *run)
     assert fields["parameters"] == 10_646_784
     loss = fields["loss"]
     assert isinstance(loss, dict)
