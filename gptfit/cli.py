@@ -73,6 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.object[:80]!a}: a name that is not UTF-8 cannot be used; rename it", 1)
     except MemoryError:
         return _fail("out of memory; close other programs, or ask for less at once", 1)
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        return _fail("the system allows no more threads; close other programs, or raise `ulimit -u`", 1)
 
 
 def _fail(line: str, code: int) -> int:

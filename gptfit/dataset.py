@@ -11,7 +11,7 @@ from typing import Any
 
 from gptfit import sane
 from gptfit.errors import DataError
-from gptfit.files import reason_of, remedy_of
+from gptfit.files import read_plain, reason_of, remedy_of
 
 MANIFEST = "manifest.json"
 FORMAT = "gptfit-dataset"
@@ -76,7 +76,7 @@ def read_dataset(folder: str | Path) -> DatasetInfo:
 
 def _from_manifest(folder: Path, path: Path) -> DatasetInfo:
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_plain(path))
         if manifest["format"] != FORMAT:
             raise DataError(f"{path}: is not a gptfit manifest", fix="move it away or prepare the folder again")
         tokenizer, dtype = manifest["tokenizer"], manifest["dtype"]
@@ -173,7 +173,7 @@ def read_meta(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+        meta = _PlainUnpickler(io.BytesIO(read_plain(path))).load()
         if not isinstance(meta, dict):
             raise pickle.UnpicklingError("it holds no dict")
         return meta

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,7 +27,17 @@ TEMPORARY = ".tmp"
 LOCK = ".lock"
 BINARY = getattr(os, "O_BINARY", 0)  # Windows changes line ends in files opened without it
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# What is no fault of the disk, and what to do about it.
+LIMITS = {
+    errno.EMFILE: "close other programs, or allow more open files (`ulimit -n`)",
+    errno.ENFILE: "close other programs: the system has no more open files",
+    errno.EFBIG: "it is larger than files may be here (`ulimit -f`, or the kind of disk)",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "it is a link to itself; name the folder it should be",
+    errno.ENOLCK: "this disk has no locks; use a folder on a local one",
+}
 TORN_BYTES = 2**20  # the longest last line that is looked for
+MOST_TEXT_BYTES = 2**28  # of a manifest, vocabulary or config; the largest known vocabularies are a tenth of it
 WAITING_BYTES = 16 * 2**20  # lines kept for a disk that does not take them; the oldest go first
 
 
@@ -153,9 +164,12 @@ def make_writable_folder(folder: Path) -> None:
     """There, and a file can be made in it."""
     with _naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder, r"\.writable")
         probe = temporary_name(folder / ".writable")
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | BINARY, 0o644))
-        probe.unlink(missing_ok=True)  # several processes may try at once
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | BINARY, 0o644))
+        finally:
+            probe.unlink(missing_ok=True)  # several processes may try at once
 
 
 class Lines:
@@ -250,15 +264,41 @@ def append_text(path: Path, text: str) -> None:
             is_torn = before and (os.lseek(descriptor, -1, os.SEEK_END), os.read(descriptor, 1))[1] != b"\n"
             data = (b"\n" if is_torn else b"") + text.encode()  # the last writer was killed mid-line
             try:
-                if os.write(descriptor, data) < len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                while data:
+                    data = data[os.write(descriptor, data) :]  # a disk may take a part, and say why with the next
                 os.fsync(descriptor)
             except OSError:
                 with suppress(OSError):
                     os.ftruncate(descriptor, before)
                 raise
         finally:
-            os.close(descriptor)
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def read_plain(path: Path, most: int = MOST_TEXT_BYTES) -> bytes:
+    """A small file that somebody may have been sent: never a pipe or a device, which would block, nor a giant."""
+    with _naming(path), open(_opened(path), "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise OSError(errno.EFBIG, f"{size:,} bytes is too large for this kind of file")
+        return file.read(size)
+
+
+def read_tail(path: Path, most: int) -> bytes:
+    """The end of a file that only grows."""
+    with _naming(path), open(_opened(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - most))
+        return file.read(min(size, most))
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of a regular file; opening a pipe does not wait for a writer."""
+    descriptor = os.open(path, os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
 
 
 class FolderLock:
@@ -328,6 +368,8 @@ def reason_of(error: BaseException) -> str:
 def remedy_of(error: OSError) -> str:
     if error.errno in FULL:
         return "free some space and run the same command again"
+    if error.errno in LIMITS:
+        return LIMITS[error.errno]
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a place you may use, or change its permissions"
     if isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError):

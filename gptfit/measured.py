@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Any, TypeVar
 
 from gptfit import sane
 from gptfit.errors import RunError
-from gptfit.files import append_text, cache_folder, reason_of
+from gptfit.files import append_text, cache_folder, read_tail, reason_of
 
 FILE_NAME = "measured.jsonl"
 VERSION = 1
+MOST_BYTES = 32 * 2**20  # of the file that are read, its end: a hundred thousand facts
+LEAST, MOST = 1e-12, 1e18  # of any number measured: beyond them a division overflows
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def read(path: Path | None = None) -> Measurements:
     devices: list[MeasuredDevice] = []
     skipped = 0
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_tail(path, MOST_BYTES).splitlines()
     except OSError:
         return Measurements()
     for line in lines:
@@ -160,8 +161,7 @@ def _from_line(line: bytes) -> Record | None:
             loss = _build(MeasuredLoss, values)
             return loss if _positive(loss.val_loss) and _positive(loss.tokens) and _positive(loss.parameters) else None
         if values["measured"] == "device":
-            device = _build(MeasuredDevice, values)
-            return device if isinstance(device.values, dict) else None
+            return _build(MeasuredDevice, values)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
     return None
@@ -189,10 +189,12 @@ def _check_type(value: Any, said: str, name: str) -> None:
     elif wanted == "bool":
         sane.flag(value, name)
     elif wanted == "int":
-        sane.integer(value, name, -(2**53), 2**53)
+        sane.integer(value, name, 0, 2**53)
     elif wanted == "float":
-        sane.number(value, name, -1e300, 1e300)
+        sane.number(value, name, 0, MOST)
+    elif wanted.startswith("dict"):
+        sane.mapping(value, name)
 
 
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+def _positive(value: float) -> bool:
+    return value > LEAST

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import re
+import signal
+import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +22,32 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gptfit import measured
+from gptfit.config.keys import TrainConfig
+from gptfit.config.read import read_config
+from gptfit.config.start_model import known_shape
+from gptfit.data.describe import describe_folder
 from gptfit.data.journal import read_journal
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
+from gptfit.data.sources import find_sources
 from gptfit.data.tokenizer import alphabet_table, char_tokenizer, load_tokenizer
 from gptfit.data.tokenizer_formats import to_tokenizer_json
 from gptfit.dataset import read_dataset
 from gptfit.errors import GptfitError
+from gptfit.generate.eval_file import read_results
+from gptfit.gpus import find
 from gptfit.logs.open_run import open_run
+from gptfit.plan.calibration import record_of
+from gptfit.plan.plan import plan
+from gptfit.plan.resolve import on_card, setting_of
+from gptfit.plan.setting import speed_key
+from gptfit.shape import ModelShape
+from gptfit.verbs.inspect import folder_json, folder_lines
+from tests.plan.test_calibration import made as made_calibration
 
+HANG_SECONDS = 2.0
+# Of a file's size: JSON of small numbers takes some thirty as python's objects; a table of all characters takes 9 MB.
+MOST_TIMES, SPARE_BYTES = 50, 16 * 2**20
 MANY = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 ODD_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 10**9, 10**30, 2**63, float("nan"), float("inf"), "", "x" * 2000, "\ud800", "../../etc/passwd",
@@ -79,10 +103,62 @@ def torn(draw: st.DrawFn, whole: bytes) -> bytes:
     return whole[:stop] + whole[place:] if how == "double" else whole[:place] + whole[stop:]
 
 
-def either_way(read: Callable[[], object]) -> None:
-    """It is read, or refused with one line that a person can act on."""
+@contextmanager
+def no_hang() -> Iterator[None]:
+    """Two seconds of this process's own time: a busy or stopped machine takes nothing from it."""
+    if sys.platform == "win32":
+        yield
+        return
+
+    def hangs(*_: object) -> None:
+        raise AssertionError("hangs")
+
+    before = signal.signal(signal.SIGPROF, hangs)
+    signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
     try:
-        read()
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Half a gigabyte more than now: a file of kilobytes must never ask for more."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**29, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@contextmanager
+def within(file: Path) -> Iterator[None]:
+    """What python allocates meanwhile is a small multiple of the file."""
+    tracemalloc.start()
+    try:
+        with no_hang(), bounded_memory():
+            yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= MOST_TIMES * file.stat().st_size + SPARE_BYTES, (
+        f"{peak:,} bytes for a file of {file.stat().st_size:,}"
+    )
+
+
+def either_way(read: Callable[[], object], file: Path | None = None) -> None:
+    """It is read, or refused with one line that a person can act on; in no more time and memory than it is worth."""
+    try:
+        with within(file) if file else no_hang():
+            read()
     except GptfitError as error:
         assert len(str(error).splitlines()) == 1
         assert len(str(error)) < 3000
@@ -113,8 +189,11 @@ def test_a_changed_manifest(prepared: Path, data: st.DataObject) -> None:
         info = read_dataset(copy_of)
         load_tokenizer(info)
         assert info.bytes_per_token is None or info.bytes_per_token >= 0
+        found = describe_folder(copy_of)
+        assert folder_lines(found)
+        json.dumps(folder_json(found))
 
-    either_way(read)
+    either_way(read, copy_of / "train.bin")
 
 
 @MANY
@@ -127,7 +206,7 @@ def test_a_changed_meta_pkl(prepared: Path, data: st.DataObject) -> None:
         (folder / name).write_bytes((prepared / name).read_bytes())
     content = pickle.dumps(data.draw(mutations(whole)))
     (folder / "meta.pkl").write_bytes(data.draw(st.one_of(st.just(content), torn(content))))
-    either_way(lambda: load_tokenizer(read_dataset(folder)))
+    either_way(lambda: load_tokenizer(read_dataset(folder)), folder / "meta.pkl")
 
 
 @MANY
@@ -138,7 +217,7 @@ def test_a_changed_tokenizer_json(tmp_path: Path, data: st.DataObject) -> None:
     text = json.dumps(data.draw(mutations(whole))).encode()
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data.draw(st.one_of(st.just(text), torn(text))))
-    either_way(lambda: load_tokenizer(path).encode("abc"))
+    either_way(lambda: load_tokenizer(path).encode("abc"), path)
 
 
 HEADER = {
@@ -177,22 +256,80 @@ def test_a_changed_run_log(tmp_path: Path, data: st.DataObject) -> None:
         comparison = compare_runs([run, run])
         json.dumps(comparison_json(comparison, explain(comparison)), allow_nan=False)
 
-    either_way(read)
+    either_way(read, path)
+
+
+SHAPE = ModelShape(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=1024)
+CONFIG = TrainConfig(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=1024, batch_size=8, compile=False)
+
+
+def facts() -> list[dict[str, Any]]:
+    """One of each kind, of the setting that is planned below."""
+    setting = setting_of(CONFIG.replace(dtype="float32"), SHAPE, on_card(None, None), 1)
+    speed = measured.MeasuredSpeed(speed_key(setting, "cpu"), "2", 1e4, 20.0, 5.0, 1.0, 1.0, 1.0, "tune", 1.0)
+    loss = measured.MeasuredLoss("x", "gpt2", 1000, 5000, 5000, "gpt2", "adamw", 3.2, "run", 1.0)
+    kinds = (("speed", speed), ("loss", loss), ("device", record_of(made_calibration())))
+    return [json.loads(json.dumps({"measured": kind, "version": 1, **asdict(fact)})) for kind, fact in kinds]
+
+
+FACTS = facts()
 
 
 @MANY
 @given(data=st.data())
 def test_a_changed_cache_of_measured_facts(tmp_path: Path, data: st.DataObject) -> None:
-    loss = measured.MeasuredLoss("x", "gpt2", 1000, 5000, 5000, "gpt2", "adamw", 3.2, "run", 1.0)
-    whole = [json.loads(json.dumps(measured._to_json(loss)))]
-    text = "\n".join(json.dumps(fact) for fact in [*whole, data.draw(mutations(whole[0]))]).encode() + b"\n"
+    """Read, and used by a plan: a fact that makes no sense is left out, and no number of it makes the plan fail."""
+    at = data.draw(st.sampled_from(range(len(FACTS))))
+    changed_facts = [*FACTS[:at], data.draw(mutations(FACTS[at])), *FACTS[at + 1 :]]
+    text = "\n".join(json.dumps(fact) for fact in changed_facts).encode() + b"\n"
     path = tmp_path / "measured.jsonl"
     path.write_bytes(data.draw(st.one_of(st.just(text), torn(text))))
-    found = measured.read(path)
-    for fact in found.losses:
-        assert isinstance(fact.val_loss, int | float)
-        assert isinstance(fact.dataset, str)
-        assert isinstance(fact.tokens, int)
+
+    def read() -> None:
+        found = measured.read(path)
+        assert all(isinstance(fact.dataset, str) and fact.val_loss > 0 for fact in found.losses)
+        for gpu in (None, find("RTX 4070")):
+            answer = plan(CONFIG, SHAPE, gpu, measurements=found, device_name="cpu" if gpu else None)
+            json.dumps(answer.as_json(), allow_nan=False)
+
+    either_way(read, path)
+
+
+@MANY
+@given(data=st.data())
+def test_a_changed_eval_json(tmp_path: Path, data: st.DataObject) -> None:
+    opened = SimpleNamespace(path=tmp_path, checkpoint=SimpleNamespace(iter_num=3), shape=SHAPE)
+    identity = {"file": tmp_path.name, "step": 3, "weights": SHAPE.n_weights}
+    whole = {"checkpoint": identity, "results": {"val_loss": {"loss": 3.2, "tokens": 100, "bits_per_byte": None}}}
+    text = json.dumps(data.draw(mutations(whole))).encode()
+    path = tmp_path / "eval.json"
+    path.write_bytes(data.draw(st.one_of(st.just(text), torn(text))))
+
+    def read() -> None:
+        for values in (read_results(opened) or {}).values():  # type: ignore[arg-type]
+            assert all(value is None or abs(value) <= 1e18 for value in values.values())
+
+    either_way(read, path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "meta.pkl", "tokenizer.json", "measured.jsonl", "config.json", "mine.py", "a.jsonl", "log.txt"],
+)
+def test_a_pipe_where_a_file_should_be_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    """Nobody writes into it, and nobody should wait for that."""
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "train.bin").write_bytes(bytes(100))
+    readers: dict[str, Callable[[], object]] = {
+        "tokenizer.json": lambda: load_tokenizer(tmp_path / name),
+        "measured.jsonl": lambda: measured.read(tmp_path / name),
+        "config.json": lambda: known_shape(str(tmp_path)),
+        "mine.py": lambda: read_config([str(tmp_path / name)]),
+        "a.jsonl": lambda: find_sources([str(tmp_path / name)]),
+        "log.txt": lambda: open_run(tmp_path / name),
+    }
+    either_way(readers.get(name, lambda: read_dataset(tmp_path)))
 
 
 @MANY
@@ -204,4 +341,4 @@ def test_a_changed_journal(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "prepare.journal.json"
     text = json.dumps(data.draw(mutations(whole))).encode()
     path.write_bytes(data.draw(st.one_of(st.just(text), torn(text))))
-    either_way(lambda: read_journal(path))
+    either_way(lambda: read_journal(path), path)

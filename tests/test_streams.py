@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from gptfit.cli import main
+from gptfit.train.clock import RunClock
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
 
@@ -65,6 +69,34 @@ def test_a_full_disk_behind_the_output_is_one_line() -> None:
 
 
 @posix_only
+def test_a_reader_that_goes_away_is_no_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gptfit plan | head -1`: rich alone would end with exit code 1."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert main(["plan", "--gpu=4070"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_system_without_more_threads_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("gptfit.verbs.plan.run", refuse)
+    assert main(["plan"]) == 1
+    assert "allows no more threads" in capsys.readouterr().err
+    RunClock().start().stop()
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    RunClock().start().stop()
+
+
 def test_a_user_without_a_home_can_plan() -> None:
     environment = {
         key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME", "GPTFIT_CACHE")

@@ -17,9 +17,10 @@ from torch import Tensor
 from gptfit import sane
 from gptfit.checkpoint.format import Checkpoint
 from gptfit.checkpoint.hf_names import from_hf, shape_of_hf
+from gptfit.checkpoint.sane import check_storage, check_sums
 from gptfit.config.start_model import RELEASED
 from gptfit.errors import RunError
-from gptfit.files import reason_of
+from gptfit.files import read_plain, reason_of
 from gptfit.shape import ModelShape
 
 STOCK = tuple(RELEASED)
@@ -51,7 +52,7 @@ def read_hf_config(folder: Path) -> tuple[ModelShape, dict[str, Any]]:
     """The model a folder holds, and its config.json; the weights are not read."""
     path = folder / "config.json"
     with _readable(folder):
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_plain(path))
         shape = shape_of_hf(sane.mapping(config, "config.json"), str(path))
         size = sum((folder / name).stat().st_size for name in WEIGHTS if (folder / name).is_file())
         sane.model_sizes(vars(shape), sane.MOST_LAYERS, size)
@@ -85,10 +86,13 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             found: dict[str, Tensor] = safetensors.torch.load_file(file)
         else:
+            check_sums(file)
             found = torch.load(file, map_location="cpu", weights_only=True)
     except (safetensors.SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         reason = (str(error).splitlines() or ["cut short"])[0][:100]
         raise RunError(f"{file}: damaged ({reason})", fix="fetch it again") from None
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise RunError(f"{file}: holds something else than named tensors", fix="fetch it again")
+    for name, tensor in found.items():
+        check_storage(str(name), tensor, file.stat().st_size)
     return {name: tensor.float() for name, tensor in found.items()}

@@ -75,7 +75,7 @@ def shape_of_hf(config: Mapping[str, Any], where: str) -> ModelShape:
 
 
 def gelu_of_hf(config: Mapping[str, Any]) -> str:
-    return GELUS[config.get("activation_function", "gelu_new")]
+    return GELUS[config.get("activation_function") or "gelu_new"]
 
 
 def hf_name_of_gelu(gelu: str) -> str:

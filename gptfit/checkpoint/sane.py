@@ -62,10 +62,10 @@ def _check_tensors(tensors: Mapping[str, Any], file_bytes: int) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or (not tensor.is_floating_point() and not name.endswith(".attn.bias")):
             raise ValueError(f"{name[:80]} is {sane.short(tensor)}, not a tensor of weights")
-        _check_storage(name, tensor, file_bytes)
+        check_storage(name, tensor, file_bytes)
 
 
-def _check_storage(name: str, tensor: Tensor, file_bytes: int) -> None:
+def check_storage(name: str, tensor: Tensor, file_bytes: int) -> None:
     """A tensor of a few bytes can claim any shape by strides of zero, and a sparse one any size."""
     is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
     if not is_plain or tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
@@ -138,7 +138,7 @@ def _check_optimizer(optimizer: Mapping[str, Any], file_bytes: int) -> None:
         sane.integer(place, "optimizer: state", 0, MOST_TENSORS)
         for name, tensor in sane.mapping(entry, f"optimizer: state {place}").items():
             if isinstance(tensor, Tensor):
-                _check_storage(f"optimizer: {name} of {place}", tensor, file_bytes)
+                check_storage(f"optimizer: {name} of {place}", tensor, file_bytes)
             elif tensor is not None:
                 sane.number(tensor, f"optimizer: {name} of {place}")
 
@@ -154,11 +154,19 @@ def check_sums(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             parts = archive.infolist()
+            _check_parts(parts, path.stat().st_size)
             wrong = [part.filename for part in parts if _crc(archive, part) != part.CRC]
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, zlib.error) as error:
         raise ValueError(f"damaged: {error}") from None
     if wrong and len(wrong) < max(2, len(parts)):
         raise ValueError(f"damaged: the checksum of {wrong[0].rpartition('/')[2]} is wrong")
+
+
+def _check_parts(parts: list[zipfile.ZipInfo], file_bytes: int) -> None:
+    """torch stores tensors as they are; a compressed part could become any size in memory."""
+    claimed = sum(part.file_size for part in parts)
+    if claimed > file_bytes or any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise ValueError(f"its parts say they hold {claimed:,} bytes, the file has {file_bytes:,}")
 
 
 def _crc(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> int:

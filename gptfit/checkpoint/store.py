@@ -43,6 +43,9 @@ def make_run_folder(out_dir: str) -> Path:
         make_writable_folder(folder)
     except OSError as error:
         raise RunError(f"{folder}: cannot write here ({reason_of(error)})", fix="choose another --out_dir") from None
+    for name in (LAST, BEST, BEFORE_DECAY):
+        if (folder / name).is_dir():  # better known now than at the first save
+            raise RunError(f"{folder / name}: is a folder, and a checkpoint has this name", fix="move it away")
     return folder
 
 
@@ -145,7 +148,11 @@ class CheckpointStore:
                 second_name(last, self.folder / f"ckpt-{self.last_step:08d}.pt")
 
     def _write(self, path: Path, checkpoint: Checkpoint) -> None:
-        """All of it or an error. A full disk is given room from what is ours: older kept checkpoints, oldest first."""
+        """All of it or an error. What failed once is tried once more: a disk may refuse a single call.
+
+        A full disk is given room from what is ours: older kept checkpoints, oldest first.
+        """
+        tries = 0
         while True:
             try:
                 self.folder.mkdir(exist_ok=True)  # somebody may have deleted it; the work is still worth keeping
@@ -153,10 +160,13 @@ class CheckpointStore:
                 write_whole(path, partial(_save_into, checkpoint))
                 return
             except (OSError, RuntimeError, NoRoom) as error:
+                tries += 1
                 if _is_full(error) and self._give_up_oldest():
                     continue
                 if isinstance(error, NoRoom):
                     raise
+                if tries == 1:
+                    continue
                 raise RunError(
                     f"{path}: could not be written ({reason_of(error)})", fix="the previous checkpoint is untouched"
                 ) from None

@@ -13,6 +13,7 @@ from typing import Any
 
 from gptfit.config.keys import DEFAULTS, KEYS, TrainConfig
 from gptfit.errors import ConfigError, UsageError
+from gptfit.files import read_plain, reason_of
 
 LARGEST_FILE = 1_000_000  # bytes; a config is a page of text, so anything larger is the wrong file
 COMMAND_LINE = "command line"
@@ -167,13 +168,15 @@ def _read_text(path: Path) -> str:
             raise ConfigError(f"{path}: is a folder", fix=f"name a config file such as {path / 'train_gpt2.py'}")
         if size > LARGEST_FILE:
             raise ConfigError(f"{path}: {size:,} bytes is too large for a config file", fix="is it the right file?")
-        return path.read_text(encoding="utf-8-sig")
+        return read_plain(path, LARGEST_FILE).decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file{_similar_files(path)}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})", fix="is it a config file?") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})", fix="check the name and permissions") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({reason_of(error)})", fix="check the name and permissions"
+        ) from None
 
 
 def _similar_files(path: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gptfit.config.keys import MODEL_KEYS, TrainConfig
 from gptfit.errors import GptfitError
+from gptfit.files import read_plain
 from gptfit.logs.runlog import RUN_LOG, read_run
 from gptfit.shape import ModelShape
 
@@ -33,7 +34,7 @@ def known_shape(init_from: str) -> ModelShape | None:
         if os.path.isfile(path / RUN_LOG):
             return read_run(path).header.shape
         if os.path.isfile(path / "config.json"):
-            facts = json.loads((path / "config.json").read_bytes())
+            facts = json.loads(read_plain(path / "config.json"))
             layers, heads, width = int(facts["n_layer"]), int(facts["n_head"]), int(facts["n_embd"])
             return ModelShape(layers, heads, width, int(facts["n_positions"]), int(facts["vocab_size"]), bias=True)
     except (GptfitError, OSError, ValueError, TypeError, KeyError):

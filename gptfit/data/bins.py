@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,8 @@ class TokenFileWriter:
             raise write_error(self.path, error) from None
 
     def close(self) -> None:
-        os.close(self._fd)
+        with suppress(OSError):  # what counts was flushed by `sync`, which says so when it fails
+            os.close(self._fd)
 
 
 def publish(path: Path, size: int) -> None:

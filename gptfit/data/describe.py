@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gptfit import sane
 from gptfit.data.documents import plain_reading, read_unit
 from gptfit.data.measure import ParquetFacts, measure_parquet
 from gptfit.data.parquet import OpenFiles, open_parquet
@@ -19,6 +20,7 @@ from gptfit.data.tokenizer import load_tokenizer
 from gptfit.data.work import Unit, source_spans
 from gptfit.dataset import MANIFEST, DatasetInfo, Split, read_dataset
 from gptfit.errors import DataError
+from gptfit.files import read_plain, reason_of, remedy_of
 
 SHOWN_DOCUMENTS = 3
 SHOWN_CHARS = 300
@@ -93,7 +95,7 @@ def describe_folder(folder: str | Path) -> FolderDescription:
     """What a prepared folder holds; also one that nanoGPT made."""
     info = read_dataset(folder)
     manifest = info.folder / MANIFEST
-    content = json.loads(manifest.read_text(encoding="utf-8")) if info.has_manifest else None
+    content = _account(manifest) if info.has_manifest else None
     tokenizer = load_tokenizer(info)
     starts = []
     for name, split in (("train", info.train), ("val", info.val)):
@@ -103,3 +105,28 @@ def describe_folder(folder: str | Path) -> FolderDescription:
     if not starts:
         raise DataError(f"{folder}: its token files are empty", fix="prepare the folder again")
     return FolderDescription(info, starts, content)
+
+
+def _account(path: Path) -> dict[str, Any]:
+    """The manifest's account of how the data was made, where it is one that can be shown."""
+    try:
+        content = sane.mapping(json.loads(read_plain(path)), "its content")
+        rule = sane.mapping(content["split_rule"], "split_rule")
+        sane.text(rule["kind"], "split_rule kind", 100)
+        sane.number(rule["fraction"], "split_rule fraction", 0, 1)
+        sane.integer(rule["seed"], "split_rule seed", -(2**63), 2**63)
+        for title in ("skipped", "replaced"):
+            for why, number in sane.mapping(content.get(title) or {}, title).items():
+                sane.integer(number, f"{title} {why[:50]}", 0, 2**53)
+        for source in sane.sequence(content["sources"], "sources", 10**6):
+            sane.text(sane.mapping(source, "a source")["path"], "a source's path")
+            sane.integer(source["size"], "a source's size", 0, 2**63)
+            if source.get("rows") is not None:
+                sane.integer(source["rows"], "a source's rows", 0, 2**53)
+        return content
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
+    except KeyError as error:
+        raise DataError(f"{path}: damaged manifest (it has no {error})", fix="prepare the folder again") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: damaged manifest ({reason_of(error)})", fix="prepare the folder again") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 from gptfit.data.bins import write_file
 from gptfit.errors import DataError
+from gptfit.files import read_plain
 
 FORMAT = "gptfit-prepare-journal"
 VERSION = 2  # higher whenever units, pieces or the split are laid out otherwise: an old place would mean another one
@@ -41,7 +42,7 @@ class Journal:
 def read_journal(path: Path) -> Journal | None:
     """The journal in a folder, or None when there is none."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_plain(path))
         if content.pop("format") != FORMAT or content.pop("version") != VERSION:
             raise ValueError("written by another version")
         content["counts"] = Counter(content["counts"])

@@ -17,7 +17,7 @@ from gptfit.data import gpt2_vocabulary, selftest
 from gptfit.data.encoders import ByteEncoder, CharEncoder, Encoder, FastokensEncoder, TiktokenEncoder, TokenizersEncoder
 from gptfit.dataset import DatasetInfo, read_meta
 from gptfit.errors import DataError
-from gptfit.files import reason_of
+from gptfit.files import read_plain, reason_of
 
 END_OF_TEXT = "<|endoftext|>"
 # blanks: before a blank that follows a non-blank, which no match of GPT-2's pattern spans.
@@ -204,7 +204,7 @@ def nanogpt_meta(tokenizer: Tokenizer) -> dict[str, Any]:
 def read_tokenizer_json(path: Path) -> Tokenizer:
     """The file's vocabulary with the fastest engine that is right about it."""
     try:
-        return _read(path, path.read_bytes())
+        return _read(path, read_plain(path))
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}", fix="give the path of a tokenizer.json") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:

@@ -14,7 +14,8 @@ from gptfit.files import check_room, publish, reason_of, remove_leftovers, remov
 
 BYTES_PER_WEIGHT = 4  # float32
 FORMATS = ("hf", "gguf", "nanogpt")
-SLACK_BYTES = 16 * 1024**2  # tokenizer, code and card beside the tensors
+SLACK_BYTES = 2**20  # code and card beside the tensors
+BYTES_PER_TOKEN = 100  # of a vocabulary's files; GPT-2's take 70
 
 
 def export(opened: LoadedModel, to: str, out: str | None = None) -> Exported:
@@ -25,7 +26,8 @@ def export(opened: LoadedModel, to: str, out: str | None = None) -> Exported:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, re.escape(target.name))
-        check_room(target.parent, BYTES_PER_WEIGHT * opened.shape.n_weights + SLACK_BYTES, "the export")
+        beside = BYTES_PER_TOKEN * opened.tokenizer.vocab_size + SLACK_BYTES
+        check_room(target.parent, BYTES_PER_WEIGHT * opened.shape.n_weights + beside, "the export")
         found = _write(opened, to, temporary)
         if target.is_dir():
             target.rmdir()  # empty, as checked

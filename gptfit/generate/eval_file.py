@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gptfit import sane
 from gptfit.checkpoint.loaded_model import LoadedModel
-from gptfit.files import write_whole
+from gptfit.files import read_plain, write_whole
 
 EVAL_FILE = "eval.json"
 
@@ -25,12 +26,25 @@ def save_results(opened: LoadedModel, results: dict[str, Any]) -> Path | None:
 
 
 def read_results(opened: LoadedModel) -> dict[str, Any] | None:
-    """What was found for this very checkpoint, or None."""
+    """What was found for this very checkpoint, or None: also where somebody changed the file into something else."""
     try:
-        found = json.loads(_file_of(opened).read_text(encoding="utf-8"))
-        return dict(found["results"]) if found["checkpoint"] == _identity(opened) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        found = sane.mapping(json.loads(read_plain(_file_of(opened))), "eval.json")
+        if found["checkpoint"] != _identity(opened):
+            return None
+        results = sane.mapping(found["results"], "results")
+        return {task: _values(task, values) for task, values in results.items()}
+    except (OSError, ValueError, KeyError, RecursionError):
         return None
+
+
+def _values(task: str, values: Any) -> dict[str, float | int | None]:
+    found = sane.mapping(values, task)
+    return {key: value if value is None else _finite(value, key) for key, value in found.items()}
+
+
+def _finite(value: Any, key: str) -> float | int:
+    sane.number(value, key, -1e18, 1e18)
+    return value
 
 
 def _file_of(opened: LoadedModel) -> Path:

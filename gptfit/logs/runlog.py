@@ -58,8 +58,8 @@ class RunLogWriter:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if self.path.is_dir():
-            raise RunError(f"{self.path}: is a folder, and a run's log has this name", fix="move it away")
+        if self.path.exists() and not self.path.is_file():
+            raise RunError(f"{self.path}: is no file, and a run's log has this name", fix="move it away")
         self._lines = Lines(self.path)
 
     def append(self, event: Event) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gptfit.errors import RunError
+from gptfit.files import read_plain
 
 T = TypeVar("T")
 
@@ -21,12 +22,13 @@ _BOMS = (
 )
 # A terminal of 40 columns cuts nanochat's longest line (about 170 characters) into this many pieces.
 MOST_PIECES = 5
+MOST_BYTES = 2**33  # of a log that is read whole
 
 
 def read_log_text(path: Path) -> str:
     """The whole file as text, or RunError when it is empty, unreadable or not text."""
     try:
-        raw = path.read_bytes()
+        raw = read_plain(path, MOST_BYTES)
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not raw.strip():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from gptfit import sane
 from gptfit.config import recipe
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
-from gptfit.measured import MeasuredDevice, Measurements
+from gptfit.measured import MOST, MeasuredDevice, Measurements
 from gptfit.plan import memory
 from gptfit.plan.grid import Grid, grid_from_json
 from gptfit.plan.resolve import Place, on_card
@@ -39,6 +40,8 @@ class Heap:
 
 HEAP = Heap()
 MEMORY_ERROR = 0.13  # nine of ten shapes that were never run (docs/accuracy.md)
+# How many sizes each kind of grid depends on.
+AXES = {"products": 2, "attention": 2, "outside": 1, "head": 3, "weights": 1, "lookup": 1, "update": 1, "orthogonal": 1}
 PER_UPDATE = ("update", "host")  # parts of a step that do not repeat with its micro-steps
 PASSES = 3  # one forward, two backward
 
@@ -90,6 +93,7 @@ class Calibration:
             and not setting.writes_scores
             and way(setting) in self.blocks
             and all(name in self.grids for name in _grids_of(setting))
+            and ("compiled" if setting.compile else "eager") in self.context_bytes
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -122,20 +126,45 @@ def _usual(shape: ModelShape) -> ModelShape:
 
 
 def calibration_from_json(values: Mapping[str, Any]) -> Calibration:
-    """ValueError, KeyError or TypeError where it is none."""
+    """ValueError or KeyError where it is none, or its numbers can be nobody's: the file may have been sent."""
+    found = sane.mapping(values, "a calibration")
+    grids = sane.mapping(found["grids"], "grids")
     return Calibration(
-        device=str(values["device"]),
-        torch=str(values["torch"]),
-        grids={str(name): grid_from_json(grid) for name, grid in values["grids"].items()},
-        kind=str(values["kind"]),
-        dtype=str(values["dtype"]),
-        blocks={str(name): BlockCost(**cost) for name, cost in values["blocks"].items()},
-        micro_step_s=float(values["micro_step_s"]),
-        update_s=float(values["update_s"]),
-        context_bytes={str(name): float(size) for name, size in values["context_bytes"].items()},
-        total_bytes=float(values["total_bytes"]),
-        time=float(values["time"]),
+        device=sane.text(found["device"], "device", 300),
+        torch=sane.text(found["torch"], "torch", 300),
+        grids={name: _grid(name, grid) for name, grid in grids.items()},
+        kind=sane.text(found["kind"], "kind", 10),
+        dtype=sane.text(found["dtype"], "dtype", 20),
+        blocks={name: _block(name, cost) for name, cost in sane.mapping(found["blocks"], "blocks").items()},
+        micro_step_s=_amount(found, "micro_step_s"),
+        update_s=_amount(found, "update_s"),
+        context_bytes=_amounts(found, "context_bytes"),
+        total_bytes=_amount(found, "total_bytes"),
+        time=_amount(found, "time"),
     )
+
+
+def _grid(name: str, values: Any) -> Grid:
+    """One that can be asked with as many sizes as its kind depends on."""
+    found = grid_from_json(sane.mapping(values, name))
+    wanted = AXES.get(name.partition(" ")[0], len(found.axes))
+    if len(found.axes) != wanted:
+        raise ValueError(f"{name} has {len(found.axes)} axes, not {wanted}")
+    return found
+
+
+def _block(name: str, values: Any) -> BlockCost:
+    amounts = sane.mapping(values, name)
+    return BlockCost(**{one.name: _amount(amounts, one.name) for one in fields(BlockCost)})
+
+
+def _amount(values: Mapping[str, Any], name: str) -> float:
+    return sane.number(values[name], name, 0, MOST)
+
+
+def _amounts(values: Mapping[str, Any], name: str) -> dict[str, float]:
+    found = sane.mapping(values[name], name)
+    return {key: _amount(found, key) for key in found}
 
 
 def newest(measurements: Measurements, device_name: str | None) -> Calibration | None:

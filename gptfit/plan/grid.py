@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gptfit import sane
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -49,14 +51,24 @@ def grid_of(points: Mapping[tuple[float, ...], float]) -> Grid:
 
 def grid_from_json(values: Mapping[str, Any]) -> Grid:
     """ValueError where it is none: another version wrote it, or a hand changed it."""
-    axes = tuple(tuple(float(place) for place in axis) for axis in values["axes"])
-    numbers = tuple(float(value) for value in values["values"])
-    sized = len(numbers) == math.prod(map(len, axes)) and all(axes)
-    if not sized or not all(math.isfinite(number) and number > 0 for number in (*numbers, *itertools.chain(*axes))):
-        raise ValueError("not a grid of positive numbers")
+    axes = tuple(
+        tuple(map(_size, sane.sequence(axis, "axis", 1000))) for axis in sane.sequence(values["axes"], "axes", 4)
+    )
+    numbers = tuple(map(_cost, sane.sequence(values["values"], "values", 10**6)))
+    if len(numbers) != math.prod(map(len, axes)) or not all(axes):
+        raise ValueError("not a grid: a value at every crossing")
     if any(list(axis) != sorted(set(axis)) for axis in axes):
         raise ValueError("the places along an axis must ascend")
     return Grid(axes, numbers)
+
+
+def _size(value: Any) -> float:
+    return sane.number(value, "a size", 1e-12, 1e18)
+
+
+def _cost(value: Any) -> float:
+    """Seconds or bytes per unit of work; within what sums and products of them can hold."""
+    return sane.number(value, "a cost", 1e-30, 1e12)
 
 
 def _neighbours(axis: tuple[float, ...], where: float) -> tuple[tuple[int, float], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 BEAT_SECONDS = 1.0
 # A process that did not get to run its simplest thread for this long was stopped (Ctrl-Z, SIGSTOP) or the machine slept.
@@ -22,7 +23,8 @@ class RunClock:
         self._ended = threading.Event()
 
     def start(self) -> RunClock:
-        threading.Thread(target=self._beat_on, name="gptfit-clock", daemon=True).start()
+        with suppress(RuntimeError):  # where no more threads may be started, a long step counts as standing still
+            threading.Thread(target=self._beat_on, name="gptfit-clock", daemon=True).start()
         return self
 
     def now(self) -> float:

@@ -165,10 +165,16 @@ def console() -> Console:
     """A rich console; plain when piped, and wide unless COLUMNS says how wide, so that tables are not cut for `grep`."""
     from rich.console import Console
 
+    class Screen(Console):
+        """rich would end the program with exit code 1 when the reader (head, less) goes away; that is no failure."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
     colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # https://no-color.org
     if sys.stdout.isatty():
-        return Console(highlight=False, color_system=colors)
-    return Console(
+        return Screen(highlight=False, color_system=colors)
+    return Screen(
         highlight=False, width=_columns() or PIPED_WIDTH, color_system=colors, file=cast(IO[str], Trimmed(sys.stdout))
     )
 

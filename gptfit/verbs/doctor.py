@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gptfit import files, measured
 from gptfit.config.keys import TrainConfig
+from gptfit.errors import UsageError
 from gptfit.verbs.common import config_arguments, load, print_json
 from gptfit.verbs.ticker import Ticker
 
@@ -59,10 +60,15 @@ def _card(config: TrainConfig, args: argparse.Namespace) -> int:
     from gptfit.doctor.card import examine_card
     from gptfit.plan.calibration import record_of
 
+    files.make_writable_folder(args.out.absolute().parent)  # known now, not after three minutes
+    if args.out.is_dir():
+        raise UsageError(f"--out {args.out}: is a folder", fix="name a file in it")
     report = examine_card(config, _show_nothing if args.json else _show_line, _show_stage)
-    files.write_whole(args.out, (json.dumps(report.as_json(), indent=1) + "\n").encode())
-    if report.calibration:
-        measured.append([record_of(report.calibration)])
+    try:
+        files.write_text(args.out, json.dumps(report.as_json(), indent=1) + "\n")
+    finally:  # minutes of measuring are kept, whatever becomes of the file to send
+        if report.calibration:
+            measured.append([record_of(report.calibration)])
     if args.json:
         print_json(report.as_json())
     else:

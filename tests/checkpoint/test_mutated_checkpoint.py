@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import random
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +22,11 @@ from gptfit.errors import GptfitError
 from gptfit.model.base import LanguageModel
 from gptfit.model.build import build_model
 from gptfit.train.train import train
-from tests.test_mutated_files import ODD_VALUES, changed, either_way, places
+from tests.test_mutated_files import ODD_VALUES, bounded_memory, changed, either_way, no_hang, places
 
 MakeConfig = Callable[..., TrainConfig]
 TRIES = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 FEW = settings(TRIES, max_examples=4)
-HANG_SECONDS = 60  # nothing here takes a second; a hang is a hang
 ODD_TENSORS = (
     torch.zeros(1),
     torch.zeros(0),
@@ -60,41 +57,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         found[name] = torch.load(out / LAST, weights_only=True)
     found["config"] = common
     return found
-
-
-@contextmanager
-def no_hang() -> Iterator[None]:
-    if sys.platform == "win32":
-        yield
-        return
-
-    def hangs(*_: object) -> None:
-        raise AssertionError("hangs")
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(HANG_SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Half a gigabyte more than now: a file of kilobytes must never ask for more."""
-    if sys.platform != "linux":
-        yield
-        return
-    import resource
-
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + 2**29, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def load_model(path: Path) -> tuple[LanguageModel, Checkpoint]:
@@ -177,6 +139,27 @@ def open_folder(folder: Path) -> None:
     with torch.device("meta"):
         model = build_model(checkpoint.shape, dropout=0.0)
     load_weights(model, checkpoint)
+
+
+def test_weights_of_a_model_folder_that_claim_more_than_their_file_are_refused(tmp_path: Path) -> None:
+    """A tensor of four bytes that says it is forty gigabytes, and a part that is a thousand times itself unpacked."""
+    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 4, "n_positions": 16, "vocab_size": 65}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = tmp_path / "pytorch_model.bin"
+    torch.save({"wte.weight": torch.zeros(1, dtype=torch.float16).expand(10**7, 1000)}, weights)
+    with no_hang(), bounded_memory(), pytest.raises(GptfitError, match="more than the file holds"):
+        open_folder(tmp_path)
+    torch.save({"wte.weight": torch.zeros(2**22)}, weights)
+    packed = tmp_path / "packed.bin"
+    with zipfile.ZipFile(weights) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as small:
+        for part in whole.infolist():
+            small.writestr(part.filename, whole.read(part))
+    assert packed.stat().st_size * 100 < weights.stat().st_size
+    packed.replace(weights)
+    with no_hang(), pytest.raises(GptfitError, match="its parts say they hold"):
+        open_folder(tmp_path)
+    with no_hang(), pytest.raises(GptfitError, match="its parts say they hold"):
+        load_checkpoint(weights)
 
 
 def test_what_nanogpt_reads_is_still_what_we_write(made: dict[str, Any]) -> None:

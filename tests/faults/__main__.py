@@ -1,4 +1,8 @@
-"""`python -m tests.faults [COMMAND ...]`: every call, every fault; prints what was found."""
+"""`python -m tests.faults [COMMAND ...]`: every call, every fault; prints what was found.
+
+With `--keep FILE` each trial is noted there and not made again; `--table` prints what is noted as docs/reliability.md
+has it (`--table --write` puts it there).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 
 from .commands import all_commands
 from .harness import Server, scratch_folder, try_every_call
+from .kept import Kept, put_into_docs
 
 
 def main() -> int:
@@ -15,21 +20,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commands", nargs="*", metavar="COMMAND", help=", ".join(known))
     parser.add_argument("--every", type=int, default=1, help="only every n-th trial")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="note each trial here; made ones are not made again")
+    parser.add_argument("--table", action="store_true", help="make no trials: print those of --keep as a table")
+    parser.add_argument("--write", action="store_true", help="with --table: into docs/reliability.md")
     args = parser.parse_args()
-    trials = wrong = tracebacks = 0
-    for name in args.commands or known:
-        began = time.monotonic()
-        count = iter(range(10**9))
+    kept = Kept(args.keep, args.every)
+    if not args.table:
         with scratch_folder() as scratch, Server(Path(scratch).resolve()) as server:
-            tally = try_every_call(known[name], server, lambda n, fault, c=count: next(c) % args.every == 0)
-        for finding in tally.findings:
-            print(finding)
-        print(f"{tally.line()} ({time.monotonic() - began:.0f} s)", flush=True)
-        trials += tally.trials
-        tracebacks += sum(finding.what == "traceback" for finding in tally.findings)
-        wrong += sum(finding.what != "traceback" for finding in tally.findings)
-    print(f"in all: {trials:,} trials, {wrong} wrong, {tracebacks} tracebacks")
-    return 1 if wrong or tracebacks else 0
+            for name in args.commands or known:
+                began = time.monotonic()
+                tally = try_every_call(known[name], server, kept.is_wanted_of(name), kept.note_of(name))
+                for finding in tally.findings:
+                    print(finding)
+                print(f"{tally.line()} ({time.monotonic() - began:.0f} s)", flush=True)
+                kept.done(name, tally)
+    print(kept.table(list(known)))
+    if args.write:
+        put_into_docs(kept.table(list(known)))
+    return 1 if kept.findings else 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,26 @@ MACHINE = ("--gradient_accumulation_steps=2", "--device=cpu", "--dtype=float32",
 RATES = ("--learning_rate=1e-2", "--min_lr=1e-3", "--warmup_iters=1", "--lr_decay_iters=6")
 PACE = ("--max_iters=6", "--eval_interval=2", "--eval_iters=2", "--log_interval=1")
 
+SHORT = ("--max_iters=2", "--lr_decay_iters=2", "--eval_interval=1")
+
 
 def all_commands() -> dict[str, Command]:
+    from .other_commands import other_commands  # which are made of what is here
+
     found = [
         *(_prepare_command(name, *words) for name, words in PREPARES.items()),
         *(_train_command(name, *words) for name, words in TRAININGS.items()),
-        _train_command("train short", "--max_iters=2", "--lr_decay_iters=2", "--eval_interval=1"),
+        _train_command("train short", *SHORT),
         _over_an_earlier_run(),
         *(_export_command(kind) for kind in ("nanogpt", "hf", "gguf")),
         _compare_command(),
         _eval_command(),
         _sample_command(),
         _tune_command(),
+        _resume_command(),
+        replace(_train_command("train short to a file", *SHORT), is_heard=True),
+        replace(_prepare_command("prepare chars to a file", "--tokenizer=chars"), is_heard=True),
+        *other_commands(),
     ]
     return {command.name: command for command in found}
 
@@ -47,12 +56,15 @@ PREPARES = {
     "prepare chars": ("--tokenizer=chars", "--shuffle"),
     "prepare limit": ("--tokenizer=gpt2", "--limit=20"),
     "prepare several files": ("--tokenizer=chars", "--val-fraction=0"),
+    "prepare text": ("--tokenizer=bytes",),
+    "prepare restart": ("--tokenizer=bytes", "--restart"),
 }
 TRAININGS = {
     "train": ("--keep_checkpoints=2",),
     "train random": ("--sampling=random",),
     "train muon": ("--optimizer=muon", "--keep_checkpoints=1"),
     "train wsd": ("--schedule=wsd", "--keep_checkpoints=0"),
+    "train random muon": ("--sampling=random", "--optimizer=muon", "--keep_checkpoints=2"),
 }
 
 
@@ -71,11 +83,16 @@ def _content(path: Path) -> str:
 
 
 def _prepare_command(name: str, *words: str) -> Command:
-    sources = ["a.parquet", "b.parquet"] if "several" in name else ["a.parquet"]
+    sources = {"prepare several files": ["a.parquet", "b.parquet"], "prepare text": ["a.txt"]}.get(name, ["a.parquet"])
 
     def prepare(folder: Path, server: Server) -> None:
         for number, source in enumerate(sources):
-            _write_parquet(folder / source, _stories(40, number))
+            if source.endswith(".txt"):
+                (folder / source).write_text("\n".join(stories(40, number)), encoding="utf-8")
+            else:
+                write_parquet(folder / source, stories(40, number))
+        if "restart" in name:
+            _must(server, folder, [*argv(folder), "--seed=3"])
 
     def argv(folder: Path) -> list[str]:
         return [
@@ -89,13 +106,13 @@ def _prepare_command(name: str, *words: str) -> Command:
     return Command(name, argv, prepare, lambda folder: contents(folder / "out"), settings=MANY_JOURNALS)
 
 
-def _stories(n: int, seed: int) -> list[str]:
+def stories(n: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     words = ["the", "cat", "sat", "on", "a", "naïve", "mat;", "don't", "42", "times\n\n漢字", "said", "she's"]
     return [f"{seed}/{i} " + " ".join(rng.choices(words, k=rng.randint(20, 90))) for i in range(n)]
 
 
-def _write_parquet(path: Path, texts: list[str]) -> None:
+def write_parquet(path: Path, texts: list[str]) -> None:
     pq.write_table(pa.table({"text": texts}), path, row_group_size=15)
 
 
@@ -106,7 +123,7 @@ def _train_words(folder: Path) -> list[str]:
     return [f"--dataset={folder / 'tiny'}", f"--out_dir={folder / 'out'}", *MODEL, *MACHINE, *RATES, *PACE]
 
 
-def _tokens(folder: Path, server: Server) -> None:
+def small_data(folder: Path, server: Server) -> None:
     """A noisy cycle through 65 ids."""
     tiny = folder / "tiny"
     tiny.mkdir()
@@ -128,14 +145,14 @@ def _train_command(name: str, *extra: str) -> Command:
         is_there = (folder / "out" / "ckpt.pt").is_file()
         return ["train", "--init_from=resume", f"--out_dir={folder / 'out'}"] if is_there else argv(folder)
 
-    return Command(name, argv, _tokens, _run_state, again, spare=r"ckpt-\d+\.pt")
+    return Command(name, argv, small_data, _run_state, again, spare=r"ckpt-\d+\.pt")
 
 
 def _over_an_earlier_run() -> Command:
     """A start from scratch where a run has been: the earlier one is moved aside, whatever happens meanwhile."""
 
     def prepare(folder: Path, server: Server) -> None:
-        _tokens(folder, server)
+        small_data(folder, server)
         _must(server, folder, ["train", *_train_words(folder), "--max_iters=4", "--seed=7"])
 
     def argv(folder: Path) -> list[str]:
@@ -153,6 +170,19 @@ def _over_an_earlier_run() -> Command:
         return {**_run_state(folder), "earlier": earlier, "its log": len(read_run(aside).steps)}
 
     return Command("train over an earlier run", argv, prepare, state, again, spare=r"ckpt-\d+\.pt")
+
+
+def _resume_command() -> Command:
+    """The second half of a run; the first is there."""
+
+    def prepare(folder: Path, server: Server) -> None:
+        small_data(folder, server)
+        _must(server, folder, ["train", *_train_words(folder), "--max_iters=4", "--keep_checkpoints=2"])
+
+    def argv(folder: Path) -> list[str]:
+        return ["train", "--init_from=resume", f"--out_dir={folder / 'out'}", "--max_iters=6"]
+
+    return Command("train resume", argv, prepare, _run_state, spare=r"ckpt-\d+\.pt")
 
 
 def _run_state(folder: Path) -> dict[str, Any]:
@@ -211,11 +241,11 @@ def _must(server: Server, folder: Path, argv: list[str]) -> None:
 
 
 def _with_run(folder: Path, server: Server) -> None:
-    _tokens(folder, server)
+    small_data(folder, server)
     _must(server, folder, ["train", *_train_words(folder)])
 
 
-def _with_two_runs(folder: Path, server: Server) -> None:
+def two_runs(folder: Path, server: Server) -> None:
     _with_run(folder, server)
     _must(server, folder, ["train", *_train_words(folder), f"--out_dir={folder / 'other'}", "--learning_rate=5e-3"])
 
@@ -241,7 +271,7 @@ def _compare_command() -> Command:
     def argv(folder: Path) -> list[str]:
         return ["compare", str(folder / "out"), str(folder / "other"), f"--html={folder / 'pages' / 'page.html'}"]
 
-    return Command("compare --html", argv, _with_two_runs, lambda folder: contents(folder))
+    return Command("compare --html", argv, two_runs, lambda folder: contents(folder))
 
 
 def _eval_command() -> Command:
@@ -278,7 +308,7 @@ def _tune_command() -> Command:
     config = "\n".join(word.removeprefix("--") for word in (*MODEL, *RATES, *PACE)) + "\n"
 
     def prepare(folder: Path, server: Server) -> None:
-        _tokens(folder, server)
+        small_data(folder, server)
         lines = f"{config}gradient_accumulation_steps=2\ndevice='cpu'\ndtype='float32'\ncompile=False\n"
         (folder / "toy.py").write_text(f"dataset={str(folder / 'tiny')!r}\n{lines}", encoding="utf-8")
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,12 @@ TIMEOUT_SECONDS = 120  # a hang, not a measurement
 # Imported once by the process that trials are forked from.
 IMPORTS = ("plotly.graph_objects", "pyarrow.parquet", "torch._dynamo", "rich.progress")
 
-READS, FREES, SYNCS = 1, 2, 4
-OFF, COUNT, KILL_BEFORE, KILL_AFTER, TORN, FAIL, FAIL_FROM_HERE = range(7)
+READS, FREES, SYNCS, CLOSES = 1, 2, 4, 8
+OFF, COUNT, KILL_BEFORE, KILL_AFTER, TORN, FAIL, FAIL_FROM_HERE, SHORT, SIGNAL = range(9)
+KILLS = (KILL_BEFORE, KILL_AFTER, TORN)
+CHANGES = ("open", "write", "fsync", "rename", "unlink", "rmdir", "link", "mkdir", "truncate", "fallocate", "chmod")
+OPENINGS = ("open", "look", "list")
+NAMED = (*OPENINGS, "rename", "unlink", "rmdir", "link", "mkdir", "truncate", "stat")
 
 
 @dataclass(frozen=True)
@@ -32,28 +37,32 @@ class Fault:
 
     name: str
     how: int
-    errno: int = 0
+    errno: int = 0  # or the signal
     passes: int = 0
-    reads_too: bool = False  # whether it makes sense for a file that is opened to be read
+    of: tuple[str, ...] = CHANGES  # the calls for which it makes sense
 
     def fits(self, call: Call) -> bool:
-        if self.how == TORN:
-            return call.what == "write"
-        if self.how == FAIL_FROM_HERE:
-            return not call.kind & self.passes
-        return self.reads_too or not call.kind & READS
+        return call.what in self.of and not (self.how == FAIL_FROM_HERE and call.kind & self.passes)
 
 
+EVERYTHING = (*CHANGES, "look", "list", "read", "mmap", "stat", "room", "lock", "close")
 FAULTS = (
     Fault("killed before", KILL_BEFORE),
     Fault("killed after", KILL_AFTER),
-    Fault("killed in the middle of a write", TORN),
+    Fault("killed in the middle of a write", TORN, of=("write",)),
     Fault("ENOSPC", FAIL, errno.ENOSPC),
-    Fault("EIO", FAIL, errno.EIO, reads_too=True),
+    Fault("EIO", FAIL, errno.EIO, of=EVERYTHING),
     Fault("EROFS", FAIL, errno.EROFS),
-    Fault("EACCES", FAIL, errno.EACCES, reads_too=True),
-    Fault("full from here on", FAIL_FROM_HERE, errno.ENOSPC, READS | FREES),
-    Fault("read-only from here on", FAIL_FROM_HERE, errno.EROFS, READS | SYNCS),
+    Fault("EACCES", FAIL, errno.EACCES, of=NAMED),
+    Fault("EMFILE", FAIL, errno.EMFILE, of=OPENINGS),
+    Fault("ENOMEM", FAIL, errno.ENOMEM, of=("mmap",)),
+    Fault("ENOLCK", FAIL, errno.ENOLCK, of=("lock",)),
+    Fault("a write that takes half", SHORT, of=("write",)),
+    Fault("Ctrl-C", SIGNAL, signal.SIGINT, of=(*CHANGES, "look", "close")),
+    Fault("SIGTERM", SIGNAL, signal.SIGTERM, of=(*CHANGES, "look", "close")),
+    Fault("full from here on", FAIL_FROM_HERE, errno.ENOSPC, READS | FREES | CLOSES),
+    Fault("read-only from here on", FAIL_FROM_HERE, errno.EROFS, READS | SYNCS | CLOSES),
+    Fault("gone from here on", FAIL_FROM_HERE, errno.EIO, 0, of=EVERYTHING),
 )
 
 
@@ -76,6 +85,7 @@ class Command:
     state: Callable[[Path], Any]
     again: Callable[[Path], list[str]] | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # module constants, to make a command short
+    is_heard: bool = False  # stdout is a file of the folder, so that its writes fail too
     # What may be missing after a disk refused something (never after a kill): copies given up to make room.
     spare: str = "(?!)"
 
@@ -125,7 +135,7 @@ class Server:
             "RAYON_NUM_THREADS": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "server.py"), *IMPORTS],
+            [sys.executable, str(HERE / "server.py"), str(scratch / "trials"), *IMPORTS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # what libraries say while they are imported; children have their own
@@ -145,9 +155,11 @@ class Server:
         n: int = 0,
         fault: Fault | None = None,
         settings: dict[str, Any] | None = None,
+        is_heard: bool = False,
     ) -> Ended:
         """One command in a child, with the fault at its n-th call below `folder`; without one the calls are counted."""
         out, err, record = (self.scratch / name for name in ("stdout", "stderr", "calls"))
+        out = folder / "stdout.txt" if is_heard else out
         order = {
             "argv": argv,
             "folder": str(folder),
@@ -217,7 +229,10 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def try_every_call(
-    command: Command, server: Server, choose: Callable[[int, Fault], bool] = lambda n, fault: True
+    command: Command,
+    server: Server,
+    choose: Callable[[int, Call, Fault], bool] = lambda n, call, fault: True,
+    on_trial: Callable[[int, Fault, list[Finding]], None] = lambda n, fault, findings: None,
 ) -> Tally:
     """All trials of a command that `choose` wants: the n-th call with that fault."""
     template, folder = server.scratch / f"{command.name} template", server.scratch / "trial"
@@ -227,23 +242,36 @@ def try_every_call(
     shutil.move(folder, template)
     tally = Tally(command.name)
     _fresh(folder, template)
-    undisturbed = server.run(command.argv(folder), folder, settings=command.settings)
+    undisturbed = _run(command, server, folder, command.argv(folder))
     assert undisturbed.code == 0, f"{command.name} undisturbed: {undisturbed}"
-    tally.calls, expected = undisturbed.calls, command.state(folder)
+    tally.calls, expected = undisturbed.calls, _state(command, folder)
     for n, fault in _trials(tally.calls, choose):
         _fresh(folder, template)
+        findings = list(_try(command, server, folder, n, tally.calls[n - 1], fault, expected))
         tally.trials += 1
-        tally.findings += _try(command, server, folder, n, tally.calls[n - 1], fault, expected)
+        tally.findings += findings
+        on_trial(n, fault, findings)
     shutil.rmtree(template)
     return tally
 
 
-def _trials(calls: list[Call], choose: Callable[[int, Fault], bool]) -> Iterator[tuple[int, Fault]]:
+def _run(
+    command: Command, server: Server, folder: Path, argv: list[str], n: int = 0, fault: Fault | None = None
+) -> Ended:
+    return server.run(argv, folder, n, fault, command.settings, command.is_heard)
+
+
+def _state(command: Command, folder: Path) -> Any:
+    (folder / "stdout.txt").unlink(missing_ok=True)  # what was said, of a command that is heard
+    return command.state(folder)
+
+
+def _trials(calls: list[Call], choose: Callable[[int, Call, Fault], bool]) -> Iterator[tuple[int, Fault]]:
     for n, call in enumerate(calls, 1):
-        if _is_like_its_neighbours(calls, n - 1):
+        if _is_like_its_neighbours(calls, n - 1) or _is_one_of_many(calls, n - 1):
             continue
         for fault in FAULTS:
-            if fault.fits(call) and choose(n, fault):
+            if fault.fits(call) and choose(n, call, fault):
                 yield n, fault
 
 
@@ -251,6 +279,14 @@ def _is_like_its_neighbours(calls: list[Call], i: int) -> bool:
     """Inside a row of writes of one temporary file, after its third: a checkpoint is dozens of them, all alike."""
     row = calls[max(0, i - 3) : i + 2]
     return calls[i].path.endswith(".tmp") and len(row) == 5 and all(call == calls[i] for call in row)
+
+
+def _is_one_of_many(calls: list[Call], i: int) -> bool:
+    """A question or a reading that is made again and again: the first two and the last speak for all."""
+    if not calls[i].kind & READS:
+        return False
+    same = [place for place, call in enumerate(calls) if call == calls[i]]
+    return i not in (*same[:2], same[-1])
 
 
 def _fresh(folder: Path, template: Path | None) -> None:
@@ -265,40 +301,44 @@ def _try(
     command: Command, server: Server, folder: Path, n: int, call: Call, fault: Fault, expected: Any
 ) -> Iterator[Finding]:
     """The command with the fault, then again with the disk mended."""
-    ended = server.run(command.argv(folder), folder, n, fault, command.settings)
+    ended = _run(command, server, folder, command.argv(folder), n, fault)
 
     def finding(what: str, detail: str) -> Finding:
         return Finding(command.name, n, call, fault.name, what, detail)
 
-    if problem := _bad_ending(ended, killed_expected=fault.how in (KILL_BEFORE, KILL_AFTER, TORN)):
+    if problem := _bad_ending(ended, fault):
         yield finding(*problem)
     argv = (command.again or command.argv)(folder)
-    again = server.run(argv, folder, settings=command.settings)
+    again = _run(command, server, folder, argv)
     if again.code != 0:
         yield finding("traceback" if "Traceback" in again.err else "again fails", f"{again.code}: {again.err[-1500:]}")
         return
-    found = command.state(folder)
+    found = _state(command, folder)
     if fault.how in (FAIL, FAIL_FROM_HERE):
         expected = without_spare(expected, found, command.spare)
     if found != expected:
         yield finding("other result", difference(found, expected) + f" | first ended {ended.code}: {ended.err[-300:]}")
 
 
-def _bad_ending(ended: Ended, killed_expected: bool) -> tuple[str, str] | None:
+def _bad_ending(ended: Ended, fault: Fault) -> tuple[str, str] | None:
     """What is wrong with how a command ended: anything but done, or one line and exit code 1, or the kill itself."""
-    if "Traceback" in ended.err or "Traceback" in ended.out:
+    if "Traceback" in ended.err or "Traceback" in ended.out or "Exception ignored" in ended.err:
         return "traceback", ended.err[-1500:]
     if ended.code == "hangs":
         return "hangs", ended.err[-500:]
-    if ended.code == -9 and killed_expected:
-        return None
-    if ended.code == 0:
+    if ended.code in _expected_codes(fault):
         return None
     lines = ended.err.strip().splitlines()  # some verbs tell what they do on stderr before
     said = [line for line in lines if line.startswith("gptfit: ")]
     if ended.code != 1 or len(said) != 1 or lines[-1] != said[0]:
         return "not one line", f"exit {ended.code}: {ended.err[-800:]}"
     return None
+
+
+def _expected_codes(fault: Fault) -> tuple[int, ...]:
+    if fault.how in KILLS:
+        return 0, -signal.SIGKILL
+    return (0, 128 + fault.errno, -fault.errno) if fault.how == SIGNAL else (0,)
 
 
 def without_spare(expected: Any, found: Any, spare: str) -> Any:

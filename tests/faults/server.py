@@ -6,12 +6,14 @@ the child arms it and runs `gptfit.cli.main`, so that a trial costs a fork and n
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -24,23 +26,69 @@ POLL_SECONDS = 0.002
 
 
 def main() -> None:
-    import_everything(*sys.argv[1:])
+    import_everything(*sys.argv[2:])
     load_tokenizer("gpt2")  # kept in memory, and a second's work
+    _trials_by_fork(sys.argv[1])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(_obey(json.loads(line))), flush=True)
+
+
+def _trials_by_fork(socket_name: str) -> None:
+    """`tune` starts a fresh python for each of its trials; here such a trial is forked too, from a process beside."""
+    from gptfit.tune.trial_process import run_process
+
+    assert run_process.__defaults__
+    client = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trial_client.py")
+    run_process.__defaults__ = (*run_process.__defaults__[:-1], (sys.executable, "-IS", client, socket_name))
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(socket_name)
+    listening.listen(16)
+    if os.fork():
+        listening.close()
+        return
+    parent = os.getppid()
+    listening.settimeout(1.0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while os.getppid() == parent:
+        with contextlib.suppress(TimeoutError):
+            connection = listening.accept()[0]
+            if os.fork() == 0:
+                _be_the_trial(connection)
+            connection.close()
+    os._exit(0)
+
+
+def _be_the_trial(connection: socket.socket) -> None:
+    """With the streams of who asked; its exit code is the answer."""
+    from gptfit.tune.trial import main as trial
+
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        for descriptor, given in enumerate(socket.recv_fds(connection, 1, 3)[1]):
+            os.dup2(given, descriptor)
+            os.close(given)
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+        code = trial()
+    finally:
+        connection.send(bytes([code]))
+        os._exit(code)
 
 
 def _obey(order: dict[str, Any]) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         _be_the_command(order)
-    deadline = time.monotonic() + order["timeout"]
-    while time.monotonic() < deadline:
+    waited, before = 0.0, time.monotonic()
+    while waited < order["timeout"]:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return {"code": os.waitstatus_to_exitcode(status)}
         time.sleep(POLL_SECONDS)
+        now = time.monotonic()
+        waited, before = waited + min(1.0, now - before), now  # an hour in which everything was stopped is no hang
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return {"code": "hangs"}

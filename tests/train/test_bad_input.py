@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import sys
@@ -191,6 +192,27 @@ def test_a_checkpoint_that_failed_is_tried_again_at_the_same_step(
     result = train(small_config(early_stop_evals=1))
     assert (result.reason, result.step) == ("early_stop", 4)
     assert load_checkpoint(tmp_path / "out").iter_num == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for a descriptor's name")
+def test_a_single_refused_call_costs_no_checkpoint(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write at step 4 fails once: the copy that is kept is of step 4, as in a run that nothing disturbed."""
+    real, failures = files.os.fsync, [OSError(errno.EIO, "Input/output error")]
+
+    def fsync(descriptor: int) -> None:
+        is_it = (tmp_path / "out" / LAST).exists() and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".tmp")
+        if is_it and failures:
+            raise failures.pop()
+        real(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    events: list[Event] = []
+    train(small_config(max_iters=6, eval_interval=2, keep_checkpoints=1), events.append)
+    assert not failures
+    assert [path.name for path in (tmp_path / "out").glob("ckpt-*.pt")] == ["ckpt-00000004.pt"]
+    assert not told(events, "checkpoint_failed")
 
 
 def test_a_best_model_that_could_not_be_written_is_tried_again(

@@ -285,7 +285,9 @@ def test_a_model_too_large_to_allocate_is_one_line(small_config: MakeConfig) -> 
 
 
 def test_folders_where_files_should_be_are_one_line(small_config: MakeConfig, tmp_path: Path) -> None:
-    for name, message in ((".lock", "cannot be locked"), ("run.jsonl", "is a folder")):
+    """Before the first step: a checkpoint that cannot be written at the end of a day is too late."""
+    said = {".lock": "cannot be locked", "run.jsonl": "is no file", LAST: "is a folder", BEST: "is a folder"}
+    for name, message in said.items():
         out = tmp_path / name
         (out / name).mkdir(parents=True)
         with pytest.raises(RunError, match=message):
