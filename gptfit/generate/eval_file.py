@@ -43,8 +43,8 @@ def _values(task: str, values: Any) -> dict[str, float | int | None]:
 
 
 def _finite(value: Any, key: str) -> float | int:
-    sane.number(value, key, -1e18, 1e18)
-    return value
+    found = sane.number(value, key, -1e18, 1e18)
+    return value if isinstance(value, int) else found
 
 
 def _file_of(opened: LoadedModel) -> Path:
