@@ -37,6 +37,8 @@ def open_run(path: str | Path, config_path: str | Path | None = None) -> RunLog:
         raise RunError(
             f"{path}: no such file", fix=f"name a run folder, a {RUN_LOG}, or the text that training printed"
         )
+    if not path.is_file():
+        raise RunError(f"{path}: is a pipe or a device, not a log", fix="write it to a file first")
     if _is_run_jsonl(path):
         return read_run(path)
     return run_from_text(path, read_log_text(path), config_path)
