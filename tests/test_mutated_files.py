@@ -49,6 +49,7 @@ HANG_SECONDS = 2.0
 # Of a file's size: JSON of small numbers takes some thirty as python's objects; a table of all characters takes 9 MB.
 MOST_TIMES, SPARE_BYTES = 50, 16 * 2**20
 MANY = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SOME = settings(MANY, max_examples=60)  # where what is read is also used
 ODD_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 10**9, 10**30, 2**63, float("nan"), float("inf"), "", "x" * 2000, "\ud800", "../../etc/passwd",
     [], [None], [[]] * 50, {}, {"a": {"b": []}}, b"".hex(), "\x00",
@@ -239,7 +240,7 @@ STEPS = [
 EVALS = [{"event": "eval", "step": i, "train_loss": 4.0, "val_loss": 4.1 - i / 10, "seconds": i / 10} for i in (0, 6)]
 
 
-@MANY
+@SOME
 @given(data=st.data())
 def test_a_changed_run_log(tmp_path: Path, data: st.DataObject) -> None:
     from gptfit.compare.comparison import compare_runs
@@ -276,7 +277,7 @@ def facts() -> list[dict[str, Any]]:
 FACTS = facts()
 
 
-@MANY
+@SOME
 @given(data=st.data())
 def test_a_changed_cache_of_measured_facts(tmp_path: Path, data: st.DataObject) -> None:
     """Read, and used by a plan: a fact that makes no sense is left out, and no number of it makes the plan fail."""

@@ -83,6 +83,15 @@ def test_a_reader_that_goes_away_is_no_failure(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("columns", ["0", "-5", "abc", "9" * 20, "1"])
+def test_any_width_that_the_environment_says_is_taken(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["plan", "--gpu=4070"]) == 0
+    assert "tokens/s" in capsys.readouterr().out.replace("\n", "") or columns == "1"
+
+
 def test_a_system_without_more_threads_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

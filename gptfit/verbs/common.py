@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 120  # columns
+MOST_COLUMNS = 10_000  # rich fills a table up to its width
 HELP_WIDTH = 78
 
 
@@ -187,7 +188,7 @@ def is_unbroken() -> bool:
 def _columns() -> int:
     """As the environment says; 0 where it does not."""
     columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() else 0
+    return min(int(columns[:9]), MOST_COLUMNS) if columns.isdecimal() else 0
 
 
 class Trimmed:
