@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from gptfit import __version__
-from gptfit.errors import GptfitError, UsageError
+from gptfit.errors import GptfitError, UsageError, exit_code
 from gptfit.files import cannot_write, reason_of, remedy_of
 from gptfit.install import missing_library
 from gptfit.screen import let_go_of_stdout, make_streams_safe
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (missing := missing_library(error)) is None:
             raise
         return _fail(str(missing), missing.exit_code)
-    except KeyboardInterrupt:
-        return _fail("stopped", 130)
+    except KeyboardInterrupt as stopped:
+        return _fail("stopped", exit_code(stopped))
     except BrokenPipeError:
         let_go_of_stdout()  # the reader (head, less) went away
         return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -71,3 +73,8 @@ class DeviceError(GptfitError):
 
 class RunError(GptfitError):
     """A run folder, log or checkpoint cannot be used."""
+
+
+def exit_code(stopped: KeyboardInterrupt) -> int:
+    """As a shell gives it: 130 after Ctrl-C, 143 where SIGTERM was made an interrupt."""
+    return 128 + (int(stopped.args[0]) if stopped.args else signal.SIGINT)

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gptfit.device.allocator import keep_freed_memory
-from gptfit.errors import UsageError
+from gptfit.errors import exit_code, UsageError
 from gptfit.verbs.common import console, dataset_json, print_json
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         with PrepareScreen(out, options) as screen:
             info = prepare(options, screen)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         out.print(
             f"stopped; what was written is kept: run the same command again to go on ({options.out})", markup=False
         )
-        return 130
+        return exit_code(stopped)
     _answer(args, out, dataset_json(info), summary_lines(info))
     return 0
 
@@ -95,9 +95,9 @@ def _answer(args: argparse.Namespace, out: Console, as_json: dict[str, Any], lin
         out.print("\n".join(lines), markup=False, soft_wrap=True)  # a command is never broken
 
 
-def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
+def _as_interrupt(number: int, _frame: FrameType | None) -> None:
     """SIGTERM is treated as Ctrl-C: the journal is written, then the program ends."""
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def options_of(args: argparse.Namespace) -> PrepareOptions:
