@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gptfit.device.allocator import keep_freed_memory
-from gptfit.errors import exit_code, UsageError
+from gptfit.errors import UsageError, exit_code
 from gptfit.verbs.common import console, dataset_json, print_json
 
 if TYPE_CHECKING:
