@@ -340,7 +340,7 @@ def test_ctrl_c_keeps_what_is_written(shared: Path, tmp_path: Path) -> None:
         time.sleep(0.3)
         process.send_signal(signal_number)
         stdout, stderr = process.communicate(timeout=60)
-        assert process.returncode == 130, stdout + stderr
+        assert process.returncode == 128 + signal_number, stdout + stderr
         assert "run the same command again to go on" in stdout
         assert "Traceback" not in stderr
         assert (out / "prepare.journal.json").exists()
