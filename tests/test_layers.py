@@ -21,6 +21,7 @@ NOUNS = {
     "dataset",
     "files",
     "install",
+    "notify",
     "sane",
     "screen",
     "shares",
