@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from gptfit import __version__
-from gptfit.errors import GptfitError, UsageError, exit_code
+from gptfit.errors import GptfitError, RunError, UsageError, exit_code
 from gptfit.files import cannot_write, reason_of, remedy_of
 from gptfit.install import missing_library
 from gptfit.screen import let_go_of_stdout, make_streams_safe
@@ -104,6 +104,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] not in available_verbs():
         hint = _suggestion(words[0], available_verbs())
         raise UsageError(f"{words[0]!r} is not a verb{hint}", fix="`gptfit --help` lists them")
+    _check_folder()
     verb = import_module(f"gptfit.verbs.{words[0]}")
     parser = Parser(prog=f"gptfit {words[0]}", description=verb.HELP, allow_abbrev=False)
     verb.add_arguments(parser)
@@ -118,6 +119,14 @@ def _dispatch(words: list[str]) -> int:
     if hasattr(args, "overrides"):
         args.overrides, args.options = rest, parser.options()
     return int(verb.run(args))
+
+
+def _check_folder() -> None:
+    """Libraries end the program without a word of ours where the folder it was started in is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise RunError("the folder you are in has been deleted", fix="cd to another one") from None
 
 
 def _keys_apart(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:

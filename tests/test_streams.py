@@ -92,6 +92,17 @@ def test_any_width_that_the_environment_says_is_taken(
     assert "tokens/s" in capsys.readouterr().out.replace("\n", "") or columns == "1"
 
 
+def test_a_folder_that_was_deleted_under_the_shell_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "getcwd", gone)
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err == "gptfit: the folder you are in has been deleted; cd to another one\n"
+
+
 def test_a_system_without_more_threads_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
