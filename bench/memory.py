@@ -1,111 +1,138 @@
-"""The memory ladder measured on this machine: what each rung saves beside what the plan says, and what it costs.
+"""The memory ladder measured: what each rung saves beside what the plan says, and what it costs.
 
-python bench/memory.py            a table: rung, predicted saving, measured saving, slowdown
+python bench/memory.py                        two tables: rung, predicted saving, measured saving, slowdown
+python bench/memory.py --write docs/memory.md
 
-Each rung trains a few steps in a process of its own; the peak is the largest resident size the system saw. A CPU's host
-memory is its device memory, so optimizer_device='cpu' is counted instead: the bytes of state that leave the device.
+Saving: the peak of a step of the real engine, eager and in bfloat16, on fake tensors: torch's tracker counts every tensor
+that is alive, none is computed, so the sizes are real ones. What a rung keeps in host memory is counted and taken off.
+Slowdown: seconds of a step of a smaller model on this machine's CPU, float32, rungs and none in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gptfit.config.keys import TrainConfig
 from gptfit.plan import memory
 from gptfit.plan.ladder import RUNGS
 from gptfit.plan.resolve import Place, setting_of
+from gptfit.plan.setting import Setting
 from gptfit.units import MIB
 
-STEPS = 4
-BASE: dict[str, Any] = {
-    "n_layer": 8, "n_head": 8, "n_embd": 512, "block_size": 512, "batch_size": 8, "vocab_size": 16384,
-    "gradient_accumulation_steps": 2, "compile": False, "dtype": "bfloat16", "device": "cpu", "chunked_loss": False,
+MEASURED = {"compile": False, "dtype": "bfloat16", "device": "cpu", "chunked_loss": False}
+MODELS: dict[str, dict[str, Any]] = {
+    "124M (12 x 768), micro-batch 8, AdamW": {
+        "n_layer": 12, "n_head": 12, "n_embd": 768, "batch_size": 8, "gradient_accumulation_steps": 2, "vocab_size": 50304,
+    },
+    "350M (24 x 1024), micro-batch 8, modern with Muon": {
+        "n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 8, "gradient_accumulation_steps": 2,
+        "vocab_size": 50304, "arch": "modern", "optimizer": "muon",
+    },
 }  # fmt: skip
+TIMED: dict[str, Any] = {
+    "n_layer": 6, "n_head": 8, "n_embd": 512, "block_size": 256, "batch_size": 4, "gradient_accumulation_steps": 4,
+    "vocab_size": 16384, "compile": False, "dtype": "float32", "device": "cpu", "chunked_loss": False,
+}  # fmt: skip
+ROUNDS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", metavar="FILE", help="write the tables as a page")
     args = parser.parse_args()
-    if args.child:
-        print(json.dumps(measure(json.loads(args.child))))
-        return
-    plain = run({})
-    print(
-        f"plain: predicted {predicted({}) / MIB:,.0f} MiB, measured {plain['peak'] / MIB:,.0f} MiB above an idle process"
-    )
-    print(f"{'rung':<32}{'predicted':>12}{'measured':>12}{'of it':>8}{'slowdown':>10}")
+    slow = slowdowns()
+    lines = list(HEAD)
+    for name, model in MODELS.items():
+        lines += ["", f"## {name}", "", *table(model, slow)]
+    print("\n".join(lines))
+    if args.write:
+        Path(args.write).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+HEAD = (
+    "# What each rung of the memory ladder saves and costs",
+    "",
+    "Made by `python bench/memory.py --write docs/memory.md`. Predicted: `plan/memory.py`. Measured: the peak of a step of the",
+    "engine, eager and in bfloat16, on fake tensors: torch's memory tracker counts every tensor alive, none is computed. What a",
+    "rung keeps in host memory is taken off. Slowdown: a step of a 6 x 512 model on a CPU, in float32, beside one without",
+    "rungs, median of three in turns; on a card the plan's own figure counts, as a CPU has no PCIe and no tensor cores.",
+)
+
+
+def table(model: dict[str, Any], slow: dict[str, float]) -> list[str]:
+    from _tracked import device_peak
+
+    plain = device_peak(config(model))
+    says = memory.predict(setting(model)).allocated.value
+    lines = [f"Without rungs: {says / MIB:,.0f} MiB predicted, {plain / MIB:,.0f} MiB measured.", ""]
+    lines += ["| rung | predicted | measured | measured / predicted | slowdown |", "|---|---:|---:|---:|---:|"]
     for rung in RUNGS:
-        keys = {rung.key: rung.value}
-        found = run(keys)
-        says = predicted({}) - predicted(keys)
-        saved = found["left"] if rung.key == "optimizer_device" else plain["peak"] - found["peak"]
-        if rung.key == "optimizer_device":
-            says = memory.kept_state_bytes(setting({}))
-        ratio, slow = saved / says if says else float("nan"), found["seconds"] / plain["seconds"]
-        print(f"{rung.words:<32}{says / MIB:>8,.0f} MiB{saved / MIB:>8,.0f} MiB{ratio:>8.2f}{slow:>9.2f}x")
+        keys = {**model, rung.key: rung.value}
+        predicted = says - memory.predict(setting(keys)).allocated.value
+        saved = plain - device_peak(config(keys))
+        lines.append(
+            f"| `{rung.words}` | {predicted / MIB:,.0f} MiB | {saved / MIB:,.0f} MiB "
+            f"| {saved / predicted:.2f} | {slow[rung.words]:.2f} x |"
+        )
+    return lines
 
 
-def run(keys: dict[str, Any]) -> dict[str, float]:
-    words = [sys.executable, __file__, "--child", json.dumps(keys)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def config(keys: dict[str, Any]) -> TrainConfig:
+    return TrainConfig(**{**MEASURED, **keys})
 
 
-def setting(keys: dict[str, Any]) -> Any:
-    config = TrainConfig(**{**BASE, **keys})
-    return replace(setting_of(config, config.shape(), Place("cpu", "bfloat16")), compile=False)
+def setting(keys: dict[str, Any]) -> Setting:
+    found = config(keys)
+    return replace(setting_of(found, found.shape(), Place("cuda", "bfloat16")), compile=False)
 
 
-def predicted(keys: dict[str, Any]) -> float:
-    return memory.predict(setting(keys)).allocated.value
+def slowdowns() -> dict[str, float]:
+    """Seconds of a step with each rung over those without, all timed in turns."""
+    steps = {rung.words: Stepper({rung.key: rung.value}) for rung in RUNGS}
+    steps["none"] = Stepper({})
+    for _ in range(ROUNDS + 1):  # the first is a warm-up
+        for stepper in steps.values():
+            stepper.step()
+    median = {words: statistics.median(stepper.seconds[1:]) for words, stepper in steps.items()}
+    return {words: seconds / median["none"] for words, seconds in median.items()}
 
 
-def measure(keys: dict[str, Any]) -> dict[str, float]:
-    import torch
+class Stepper:
+    """An engine that times its own steps."""
 
-    from gptfit.device.device import find_device
-    from gptfit.device.host_memory import peak_host_bytes, reset_peak_host_bytes
-    from gptfit.schedule import knobs
-    from gptfit.train.engine import build_engine
-    from gptfit.train.kept_state import KeptStateOptimizer
+    def __init__(self, keys: dict[str, Any]) -> None:
+        import torch
 
-    config = TrainConfig(**{**BASE, **keys})
-    device = find_device(config)
-    warm_up(torch)
-    reset_peak_host_bytes()
-    idle = peak_host_bytes()
-    engine = build_engine(config, config.shape(), device)
-    ids = torch.randint(0, config.vocab_size, (config.batch_size, config.block_size + 1))
-    batch = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    times = []
-    for step in range(STEPS):
-        began = time.perf_counter()
-        loss_sum = torch.zeros(())
-        for micro in range(config.gradient_accumulation_steps):
-            loss = engine.forward_micro_step(batch, micro == config.gradient_accumulation_steps - 1)
-            engine.backward_micro_step(loss, config.gradient_accumulation_steps)
-            loss_sum += loss.detach()
-        engine.update(loss_sum, config.gradient_accumulation_steps, knobs(config, step))
-        times.append(time.perf_counter() - began)
-    kept = engine.optimizer
-    left = kept.kept_bytes() if isinstance(kept, KeptStateOptimizer) and kept.is_on_host else 0
-    return {"peak": peak_host_bytes() - idle, "seconds": statistics.median(times[1:]), "left": left}
+        from gptfit.device.device import find_device
+        from gptfit.train.engine import build_engine
 
+        self.config = TrainConfig(**{**TIMED, **keys})
+        self.engine = build_engine(self.config, self.config.shape(), find_device(self.config))
+        ids = torch.randint(0, self.config.vocab_size, (self.config.batch_size, self.config.block_size + 1))
+        self.batch = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        self.seconds: list[float] = []
 
-def warm_up(torch: Any) -> None:
-    """The libraries' own buffers, which every rung has."""
-    x = torch.randn(64, 64, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        (x @ x).sum().backward()
+    def step(self) -> None:
+        import torch
+
+        from gptfit.schedule import knobs
+
+        began, micro_steps = time.perf_counter(), self.config.gradient_accumulation_steps
+        total = torch.zeros(())
+        for micro in range(micro_steps):
+            loss = self.engine.forward_micro_step(self.batch, micro == micro_steps - 1)
+            self.engine.backward_micro_step(loss, micro_steps)
+            total += loss.detach()
+        self.engine.update(total, micro_steps, knobs(self.config, len(self.seconds)))
+        self.seconds.append(time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,15 @@ from gptfit.schedule import GROWING_PARTS, usual_warmup
 
 Values = Mapping[str, Any]
 
+# What else the products are in where `matmul` is not 'plain'; auto is that there.
+NEEDED_DTYPES = {"fp8": "bfloat16", "fp16acc": "float16"}
+
 
 def find_conflicts(values: Values, processes: int = 1) -> list[Problem]:
     """All of them, in the order a person would meet them. Each value alone is in its range by now."""
     problems = [*_heads(values), *_horizon(values), *_rates(values), *_step_size(values, processes)]
     problems += [*_gradients(values, processes), *_shares(values, processes), *_lookahead(values)]
+    problems += [*_formats(values), *_host_tables(values, processes)]
     return [*problems, *_modern(values), *_device_name(values)]
 
 
@@ -43,8 +47,8 @@ def _gradients(values: Values, processes: int) -> Iterator[Problem]:
     if processes > 1:
         message = f"gradient_dtype = 'bfloat16' with {processes} processes, which exchange float32 gradients"
         yield Problem("error", "gradient_dtype", message, "use gradient_dtype = 'float32'")
-    if values["dtype"] == "float16":
-        message = "gradient_dtype = 'bfloat16' with dtype = 'float16'"
+    if "float16" in (values["dtype"], NEEDED_DTYPES.get(values["matmul"])):
+        message = "gradient_dtype = 'bfloat16' with products in float16"
         yield Problem("error", "gradient_dtype", message, "use gradient_dtype = 'float32' or dtype = 'bfloat16'")
 
 
@@ -53,6 +57,23 @@ def _lookahead(values: Values) -> Iterator[Problem]:
     if values["lookahead"] and (values["optimizer_state"] != "float32" or values["optimizer_device"] == "cpu"):
         message = "lookahead with optimizer state in 8 bits or in host memory, where a step does not find it"
         yield Problem("error", "lookahead", message, "use lookahead = 0, or keep the state as it is")
+
+
+def _host_tables(values: Values, processes: int) -> Iterator[Problem]:
+    if values["embedding_device"] == "cpu" and processes > 1:
+        message = f"embedding_device = 'cpu' with {processes} processes, which exchange gradients between devices"
+        yield Problem("error", "embedding_device", message, "use embedding_device = 'auto'")
+
+
+def _formats(values: Values) -> Iterator[Problem]:
+    matmul, dtype = values["matmul"], values["dtype"]
+    needed = NEEDED_DTYPES.get(matmul, dtype)
+    if dtype not in ("auto", needed):
+        message = f"matmul = {matmul!r} with dtype = {dtype!r}"
+        yield Problem("error", "matmul", message, f"use dtype = {needed!r} or matmul = 'plain'")
+    if values["residual_dtype"] != "float32" and dtype == "float32":
+        message = f"residual_dtype = {values['residual_dtype']!r} with dtype = 'float32'"
+        yield Problem("error", "residual_dtype", message, "use dtype = 'bfloat16' or residual_dtype = 'float32'")
 
 
 def _modern(values: Values) -> Iterator[Problem]:

@@ -251,6 +251,14 @@ class TrainConfig:
         tunable=True,
         nanogpt=True,
     )
+    matmul: str = _machine(
+        "plain",
+        "products: 'fp8' 8-bit floating point in the MLPs and the head (RTX 40 and newer), 'fp16acc' float16 sums (GeForce)",
+        choices=("plain", "fp8", "fp16acc"),
+        affects=_everything,
+        on_resume="replan",
+        tunable=True,
+    )
     compile: bool = _machine(True, "compile the model: faster after a minute's start", tunable=True, nanogpt=True)
     chunked_loss: str | bool = _machine(
         "auto",
@@ -280,6 +288,13 @@ class TrainConfig:
         "'auto' takes what measures of the memory ladder are needed, by prediction and again when memory runs out",
         choices=("given", "auto"),
     )
+    residual_dtype: str = _machine(
+        "float32",
+        "of the residual stream the blocks add to; bfloat16 moves and keeps half its bytes, for dtype bfloat16 or float16",
+        choices=("float32", "bfloat16"),
+        affects=_everything,
+        on_resume="replan",
+    )
     gradient_dtype: str = _machine(
         "float32",
         "of the matrices' gradients; bfloat16 halves them and rounds what is accumulated",
@@ -297,6 +312,11 @@ class TrainConfig:
     optimizer_device: str = _machine(
         "auto",
         "where optimizer state is kept between updates; 'cpu': in host memory, fetched once an update",
+        choices=("auto", "cpu"),
+    )
+    embedding_device: str = _machine(
+        "auto",
+        "where weights, gradients and state of embeddings and head are; 'cpu': in host memory, streamed every micro-step",
         choices=("auto", "cpu"),
     )
     parallel: str = _machine(

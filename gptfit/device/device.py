@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gptfit.config.check import NEEDED_DTYPES
 from gptfit.config.keys import TrainConfig
 from gptfit.device.host_memory import free_host_bytes, limit_host_bytes, peak_host_bytes, reset_peak_host_bytes
 from gptfit.errors import DeviceError
@@ -182,7 +183,8 @@ def find_device(config: TrainConfig, local_rank: int | None = None) -> Device:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
     gpu, name = _gpu_row(config.gpu, torch_device)
-    dtype, notes = _dtype(config.dtype, torch_device, gpu)
+    wish = NEEDED_DTYPES.get(config.matmul, config.dtype) if config.dtype == "auto" else config.dtype
+    dtype, notes = _dtype(wish, torch_device, gpu)
     choose_attention(config.attention, torch_device, DTYPES[dtype])
     return Device(torch_device, name, dtype, gpu, notes, _used_bytes(torch_device))
 

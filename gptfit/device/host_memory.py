@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 _STATUS = Path("/proc/self/status")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def peak_host_bytes() -> int:
@@ -31,8 +33,26 @@ def reset_peak_host_bytes() -> None:
 
 
 def free_host_bytes() -> int:
-    """What can be allocated without swapping."""
-    return int(psutil.virtual_memory().available)
+    """What can be allocated without swapping, within the limits set for this process and for the container it is in."""
+    return max(0, min([int(psutil.virtual_memory().available), *_rooms()]))
+
+
+def _rooms() -> Iterator[int]:
+    """What each limit leaves: a container's (cgroup v2) and that of `ulimit -d`; none where none is set."""
+    most, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
+    if most is not None and used is not None:
+        yield most - used
+    if sys.platform == "linux":
+        soft, _ = psutil.Process().rlimit(psutil.RLIMIT_DATA)
+        if soft != psutil.RLIM_INFINITY:
+            yield soft - _kib_field(_STATUS, "VmData")
+
+
+def _number(file: Path) -> int | None:
+    """The number a file of the system holds; None where it is not there or says 'max'."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(file.read_text(encoding="ascii"))
+    return None
 
 
 def limit_host_bytes(limit_bytes: int) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gptfit.model.cache import KVCache
-from gptfit.model.head import token_loss
+from gptfit.model.head import soft_cap, token_loss
+from gptfit.model.tables import Table, on_device
 from gptfit.shape import ModelShape
 
 # False keeps everything for backward; 'wide' computes norms, activations and residual sums again, which costs memory
@@ -26,6 +28,7 @@ KEPT_OPERATIONS = frozenset(
         _aten.mm.default,
         _aten.addmm.default,
         _aten.bmm.default,
+        _aten._scaled_mm.default,
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_dot_product_efficient_attention.default,
@@ -57,6 +60,10 @@ class LanguageModel(nn.Module, ABC):
         self.loss_chunk_tokens = 0
         # Whether a chunk's softmax and gradient are one compiled kernel; worth it on a card only.
         self.loss_is_fused = False
+        # Format of the residual stream; None leaves it in float32, as the embedding is.
+        self.stream_dtype: torch.dtype | None = None
+        # Whether the weights of embeddings and head are in host memory.
+        self.tables_on_host = False
         # What forward calls for the hidden states; the compiler replaces it, `hidden` stays as written.
         self.trunk: Callable[[Tensor], Tensor] = self.hidden
 
@@ -77,11 +84,24 @@ class LanguageModel(nn.Module, ABC):
 
     def _token_loss(self, hidden: Tensor, targets: Tensor, cap: float) -> Tensor:
         states, ids = hidden.flatten(0, 1), targets.flatten()
+        if not self.loss_chunk_tokens:
+            return F.cross_entropy(soft_cap(LanguageModel.head(self, states), cap), ids)
         return token_loss(states, self.lm_head.weight, ids, self.loss_chunk_tokens, cap, self.loss_is_fused)
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., C) states -> (..., V) logits."""
+        if self.tables_on_host:
+            return F.linear(hidden, on_device(self.lm_head.weight, hidden.device))
         return self.lm_head(hidden)  # type: ignore[no-any-return]
+
+    def keep_tables_on_host(self, pinned: Callable[[Tensor], Tensor]) -> None:
+        """Embeddings, tables and head stay, or go, there; `pinned` makes host memory that copies without waiting."""
+        self.tables_on_host = True
+        tables = [module for module in self.modules() if isinstance(module, Table)]
+        for table in tables:
+            table.is_on_host = True
+        for weight in {*(table.weight for table in tables), self.lm_head.weight}:  # a tied one once
+            weight.data = pinned(weight.data.to("cpu"))
 
     def logits(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
         """(B, T) token ids -> (B, T, V)."""
@@ -90,6 +110,10 @@ class LanguageModel(nn.Module, ABC):
     def next_logits(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
         """(B, T) token ids -> (B, V) for the token after the last."""
         return self.head(self.hidden(idx, cache)[:, -1])
+
+    def into_stream(self, x: Tensor) -> Tensor:
+        """What the blocks add to, in its number format; their products come out in 16 bits and keep it."""
+        return x if self.stream_dtype is None else x.to(self.stream_dtype)
 
     def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
         """Call a block, keeping its inputs only and computing the rest again in backward when asked to."""

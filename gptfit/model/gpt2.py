@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gptfit.model.base import Checkpointing, LanguageModel
 from gptfit.model.cache import KVCache
 from gptfit.model.layers import Block, LayerNorm
+from gptfit.model.tables import Table
 from gptfit.shape import ModelShape
 
 INIT_STD = 0.02  # GPT-2
@@ -23,8 +24,8 @@ class GPT2(LanguageModel):
         blocks = (Block(shape.n_embd, shape.n_head, shape.bias, dropout) for _ in range(shape.n_layer))
         self.transformer = nn.ModuleDict(
             {
-                "wte": nn.Embedding(shape.vocab_size, shape.n_embd),
-                "wpe": nn.Embedding(shape.block_size, shape.n_embd),
+                "wte": Table(shape.vocab_size, shape.n_embd),
+                "wpe": Table(shape.block_size, shape.n_embd),
                 "drop": nn.Dropout(dropout),
                 "h": nn.ModuleList(blocks),
                 "ln_f": LayerNorm(shape.n_embd, shape.bias),
@@ -45,7 +46,8 @@ class GPT2(LanguageModel):
     def hidden(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
         start = cache.length if cache else 0
         positions = torch.arange(start, start + idx.shape[1], device=idx.device)
-        x = self.transformer["drop"](self.transformer["wte"](idx) + self.transformer["wpe"](positions))
+        embedded = self.transformer["wte"](idx) + self.transformer["wpe"](positions)
+        x = self.into_stream(self.transformer["drop"](embedded))
         for i, block in enumerate(self.transformer["h"].children()):
             x = self.run_block(block, x, cache.layers[i] if cache else None)
         return self.transformer["ln_f"](x)  # type: ignore[no-any-return]

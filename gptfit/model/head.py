@@ -40,6 +40,7 @@ def _cap_bend(logits: Tensor, cap: float) -> Tensor:
 
 
 def _chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float) -> Tensor:
+    weight = weight.to(hidden.device)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for states, ids in zip(_pieces(hidden, chunk_tokens), _pieces(targets, chunk_tokens), strict=True):
         total += F.cross_entropy(soft_cap(F.linear(states, weight).float(), cap), ids, reduction="sum")
@@ -57,15 +58,16 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         with torch.autocast(kind, enabled=False):
             loss, grad_hidden, grad_weight = _loss_and_gradients(
-                hidden.to(dtype), weight.to(dtype), targets, chunk_tokens, cap, fused
+                hidden.to(dtype), weight.to(dtype).to(hidden.device), targets, chunk_tokens, cap, fused
             )
-        ctx.save_for_backward(grad_hidden.to(hidden.dtype), grad_weight)
+        # A head in host memory gets its gradient there, before backward needs the room.
+        ctx.save_for_backward(grad_hidden.to(hidden.dtype), grad_weight.to(weight.device))
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight.mul_(grad_loss), None, None, None, None
+        return grad_hidden * grad_loss, grad_weight.mul_(grad_loss.to(grad_weight.device)), None, None, None, None
 
 
 def _loss_and_gradients(

@@ -14,6 +14,7 @@ from gptfit.model.cache import KVCache, LayerCache
 from gptfit.model.head import soft_cap
 from gptfit.model.layers import LayerNorm
 from gptfit.model.rotary import rotary_tables, rotate
+from gptfit.model.tables import Table
 from gptfit.shape import ModelShape
 
 # Uniform in +-1/sqrt(n): torch's own default for a Linear, as a normal distribution.
@@ -32,9 +33,9 @@ class Modern(LanguageModel):
     def __init__(self, shape: ModelShape, dropout: float = 0.0, checkpoint_activations: Checkpointing = False) -> None:
         super().__init__(shape, dropout, checkpoint_activations)
         c, n_layer = shape.n_embd, shape.n_layer
-        parts: dict[str, nn.Module] = {"wte": nn.Embedding(shape.vocab_size, c)}
+        parts: dict[str, nn.Module] = {"wte": Table(shape.vocab_size, c)}
         if shape.positions == "learned":
-            parts["wpe"] = nn.Embedding(shape.block_size, c)
+            parts["wpe"] = Table(shape.block_size, c)
         parts["drop"] = nn.Dropout(dropout)
         parts["h"] = nn.ModuleList(ModernBlock(shape, dropout) for _ in range(n_layer))
         parts["ln_f"] = make_norm(shape)
@@ -47,7 +48,7 @@ class Modern(LanguageModel):
         if shape.smear_gate:
             self.smear_gate = nn.Linear(shape.gate_channels, 1, bias=False)
         if shape.bigram:
-            self.bigram = nn.Embedding(*shape.bigram_size)
+            self.bigram = Table(*shape.bigram_size)
         if shape.backout:
             self.backout = nn.Parameter(torch.full((1,), BACKOUT_SCALE))
         if shape.layer_scalars:
@@ -83,7 +84,7 @@ class Modern(LanguageModel):
 
     def hidden(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
         shape, start = self.shape, cache.length if cache else 0
-        x = self.transformer["drop"](rms_norm(self._embed(idx, start, cache)))
+        x = self.into_stream(self.transformer["drop"](rms_norm(self._embed(idx, start, cache))))
         tables = None
         if shape.positions == "rotary":
             tables = rotary_tables(start, idx.shape[1], shape.n_embd // shape.n_head, idx.device)
@@ -141,7 +142,7 @@ class Modern(LanguageModel):
         return self._token_loss(hidden, targets, self.shape.logit_softcap)
 
     def head(self, hidden: Tensor) -> Tensor:
-        return soft_cap(self.lm_head(hidden), self.shape.logit_softcap)
+        return soft_cap(super().head(hidden), self.shape.logit_softcap)
 
 
 class ValueEmbedding(nn.Module):
@@ -150,7 +151,7 @@ class ValueEmbedding(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         c, is_table = shape.n_embd, shape.value_embeddings == "tables"
-        self.source = nn.Embedding(shape.vocab_size, c) if is_table else nn.Linear(c, c, bias=False)
+        self.source = Table(shape.vocab_size, c) if is_table else nn.Linear(c, c, bias=False)
         self.gate = nn.Linear(shape.gate_channels, shape.n_head, bias=False)
         self.is_table, self.n_head = is_table, shape.n_head
 

@@ -92,6 +92,7 @@ class Calibration:
             uncounted(setting.shape) == _usual(setting.shape)
             and not setting.writes_scores
             and way(setting) in self.blocks
+            and (setting.matmul, setting.residual_dtype) == ("plain", "float32")
             and all(name in self.grids for name in _grids_of(setting))
             and ("compiled" if setting.compile else "eager") in self.context_bytes
         )

@@ -11,8 +11,9 @@ from gptfit.config import recipe
 from gptfit.config.keys import find_warnings
 from gptfit.config.start_model import RELEASED, is_pretrained, known_shape
 from gptfit.errors import Problem
-from gptfit.plan import defaults, loss, memory
+from gptfit.plan import defaults, formats, loss, memory
 from gptfit.plan.claims import wrong_claims
+from gptfit.plan.host import host_problem
 from gptfit.plan.result import Plan
 from gptfit.plan.setting import Setting
 from gptfit.schedule import usual_warmup
@@ -34,7 +35,7 @@ def check(plan: Plan, cannot_start: Sequence[Problem], texts: Sequence[str] = ()
         return problems
     problems += [] if cannot_start else find_warnings(plan.config.as_dict(), plan.processes)
     training = () if plan.config.eval_only else (_step, _rate, _horizon, _data, _evaluation)
-    for part in (_fit, _in_nanogpt, _shape, _start, _precision, *training):
+    for part in (_fit, _host, _in_nanogpt, _shape, _start, _precision, *training):
         problems += part(plan)
     problems += [
         Problem("warning", key, message, fix) for key, message, fix in wrong_claims(plan.config, plan.shape, texts)
@@ -51,6 +52,11 @@ def _fit(plan: Plan) -> Iterator[Problem]:
     yield Problem("error", key, message, _remedy(plan), _way_up(plan))
 
 
+def _host(plan: Plan) -> Iterator[Problem]:
+    if plan.gpu and plan.setting and (problem := host_problem(plan.setting, plan.host_free_bytes)):
+        yield problem
+
+
 def _remedy(plan: Plan) -> str:
     """The cheapest way up the memory ladder; what is missing where none leads there."""
     setting, ladder = plan.setting, plan.ladder
@@ -64,7 +70,7 @@ def _remedy(plan: Plan) -> str:
         return f"{', '.join(words)}, the same tokens per step: {gib(way.device_bytes)}{host}{speed}"
     if is_pretrained(plan.config):
         return _smaller_start(plan, setting, plan.usable_bytes or 0.0)
-    short = f"{gib(ladder.missing_bytes)} are missing with every measure" if ladder else "nothing helps"
+    short = ladder.missing if ladder else "nothing helps"
     return f"a smaller model (n_layer, n_embd) or a larger card; {short}"
 
 
@@ -167,6 +173,7 @@ def _precision(plan: Plan) -> Iterator[Problem]:
             "use dtype = 'float16'",
             {"dtype": "float16"},
         )
+    yield from _matmul(plan)
     if not config.compile and gpu and gpu.is_nvidia:
         yield Problem(
             "warning",
@@ -175,6 +182,24 @@ def _precision(plan: Plan) -> Iterator[Problem]:
             "use compile = True",
             {"compile": True},
         )
+
+
+def _matmul(plan: Plan) -> Iterator[Problem]:
+    config, gpu, setting = plan.config, plan.gpu, plan.setting
+    plain = "use matmul = 'plain'"
+    if config.matmul != "plain" and gpu is None:
+        yield Problem("error", "matmul", f"matmul = {config.matmul!r} needs an NVIDIA card", plain)
+    elif gpu and (problem := formats.matmul_problem(config.matmul, gpu)):
+        yield Problem("error", "matmul", f"matmul = {config.matmul!r} {problem}", plain)
+    elif gpu and config.matmul != "plain" and not formats.gains(config.matmul, gpu):
+        message = f"matmul = {config.matmul!r}: {gpu.name} sums in float32 at the same rate, nothing is gained"
+        yield Problem("warning", "matmul", message, plain)
+    elif config.matmul == "fp8" and not config.compile:
+        message = "matmul = 'fp8' without compile: casting to 8 bits is many kernels, which cost more than is gained"
+        yield Problem("warning", "matmul", message, "use compile = True")
+    if config.residual_dtype != "float32" and config.dtype == "auto" and setting and setting.dtype == "float32":
+        message = f"residual_dtype = {config.residual_dtype!r} needs products in 16 bits, planned in float32"
+        yield Problem("error", "residual_dtype", message, "use residual_dtype = 'float32'")
 
 
 def _step(plan: Plan) -> Iterator[Problem]:

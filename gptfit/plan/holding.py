@@ -9,6 +9,7 @@ from gptfit.plan.setting import Setting
 WEIGHT_BYTES = 4  # float32 master weights, as nanoGPT keeps them
 GRADIENT_BYTES = 4
 GATHERED_UNITS = 2  # weights of the block at work and of the next one, fetched ahead
+HOST_KINDS = ("embedding", "position", "table", "head")  # what embedding_device = 'cpu' keeps away
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,30 @@ def holding(setting: Setting, state_bytes: float) -> Holding:
     weights, n = setting.shape.n_weights, setting.processes
     if setting.is_sharded:
         return _of_part(setting, state_bytes)
-    copies = 2.0 * weights if setting.dtype != "float32" else 0.0  # autocast's 16-bit weights
-    gradients: float = GRADIENT_BYTES * weights
+    away = host_weights(setting)
+    # Autocast's 16-bit weights; in float32 a head in host memory is copied for the loss.
+    copies = 2.0 * weights if setting.dtype != "float32" else WEIGHT_BYTES * head_weights(setting) if away else 0.0
+    gradients: float = GRADIENT_BYTES * (weights - away)
     if setting.gradient_dtype == "bfloat16":
         gradients -= 2.0 * setting.shape.sizes["matrix"]
     # Gradients are set to None after an update: with a single micro-step none exist yet when the loss peaks.
     # With several processes they live in DDP's buckets (gradient_as_bucket_view), which stay.
     is_early = setting.accumulation > 1 or n > 1
-    return Holding(WEIGHT_BYTES * weights + copies, state_bytes, gradients, gradients if is_early else 0.0)
+    return Holding(WEIGHT_BYTES * (weights - away) + copies, state_bytes, gradients, gradients if is_early else 0.0)
+
+
+def host_weights(setting: Setting) -> int:
+    """Weights that are in host memory."""
+    return sum(size for kind, size in setting.shape.sizes.items() if is_on_host(setting, kind))
+
+
+def is_on_host(setting: Setting, kind: str) -> bool:
+    """Whether weights of this kind are."""
+    return setting.embedding_device == "cpu" and kind in HOST_KINDS
+
+
+def head_weights(setting: Setting) -> int:
+    return setting.shape.vocab_size * setting.shape.n_embd
 
 
 def _of_part(setting: Setting, state_bytes: float) -> Holding:

@@ -14,8 +14,9 @@ from typing import Any
 
 from gptfit.gpus import GPU
 from gptfit.plan import memory, speed
+from gptfit.plan.host import host_problem
 from gptfit.plan.setting import Setting
-from gptfit.units import GIB
+from gptfit.units import GIB, gib
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ RUNGS = (
     Rung("gradient_dtype", "bfloat16", False),
     Rung("optimizer_state", "8bit", False),
     Rung("optimizer_device", "cpu", True),
+    Rung("embedding_device", "cpu", True),
 )
 
 
@@ -77,12 +79,21 @@ class Ladder:
     usable_bytes: float
     steps: tuple[RungEffect, ...]
     way: Way | None
+    host_free_bytes: float | None = None  # of main memory; None: taken as enough
 
     @cached_property
     def missing_bytes(self) -> float:
         """What is short with every rung and a micro-batch of 1."""
         least = _climbed(replace(self.setting, micro_batch=1), _all_rungs(self.setting))
         return max(0.0, memory.predict(least).device.value - self.usable_bytes)
+
+    @property
+    def missing(self) -> str:
+        """What is short, in words: of the card's memory, or of the host's where that alone is in the way."""
+        if self.missing_bytes:
+            return f"{gib(self.missing_bytes)} are missing with every measure"
+        free = gib(self.host_free_bytes or 0.0)
+        return f"what must leave the card does not fit into the {free} of main memory that are free"
 
     def as_json(self) -> dict[str, Any]:
         steps = [
@@ -95,12 +106,12 @@ class Ladder:
         return {"rungs": steps, "way": found, "missing_gib": 0.0 if way else self.missing_bytes / GIB}
 
 
-def climb(setting: Setting, gpu: GPU | None, usable_bytes: float) -> Ladder:
+def climb(setting: Setting, gpu: GPU | None, usable_bytes: float, host_free_bytes: float | None = None) -> Ladder:
     """Every combination of rungs with the largest micro-batches that fit, the fastest exact one first."""
     steps = tuple(_step(setting, rung, gpu, usable_bytes) for rung in _rungs(setting))
-    ways = list(_ways(setting, gpu, usable_bytes))
+    ways = [way for way in _ways(setting, gpu, usable_bytes) if not host_problem(way.setting, host_free_bytes)]
     best = min(ways, key=_preference) if ways else None
-    return Ladder(setting, gpu, usable_bytes, steps, best)
+    return Ladder(setting, gpu, usable_bytes, steps, best, host_free_bytes)
 
 
 def _preference(way: Way) -> tuple[int, float, int]:
@@ -129,8 +140,7 @@ def _way(setting: Setting, rungs: tuple[Rung, ...], gpu: GPU | None, usable_byte
         needed = memory.predict(tried).device.value
         if needed <= usable_bytes:
             found = speed.predict(tried, gpu) if gpu else None
-            host = memory.kept_state_bytes(tried) if tried.optimizer_device == "cpu" else 0.0
-            return Way(rungs, tried, needed, host, found.tokens_per_s.value if found else None)
+            return Way(rungs, tried, needed, memory.host_bytes(tried), found.tokens_per_s.value if found else None)
     return None
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gptfit.config.optimizer_facts import facts_of
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
-from gptfit.plan.holding import holding
+from gptfit.plan.holding import GRADIENT_BYTES, WEIGHT_BYTES, holding, host_weights, is_on_host
 from gptfit.plan.setting import Setting
+from gptfit.shape import Kind
 from gptfit.units import GIB, MIB
 
 STATE_BYTES = {"float32": 4.0, "8bit": 1 + 4 / 256}  # per number; 8 bits and one float32 scale for 256 numbers
+
+STREAM_BYTES_SPARED = 2.0  # per channel and kept copy of the residual stream, in 16 bits instead of 32
 
 # Weights whose float32 state is on the device at once where it is kept in 8 bits or in host memory; about 256 MiB.
 WEIGHTS_AT_ONCE = 32 * 1024**2
@@ -33,6 +37,9 @@ class MemoryConstants:
     block_bytes_modern: float = 42.0
     # Outside the blocks at the peak of compiled code: the embedding, the last norm and the gradient before it.
     outside_bytes: float = 8.0
+    # The same block eagerly, counted by torch's tracker (bench/memory.py) from 2 to 4 layers: norms, rotary and
+    # activation keep their own. All blocks together keep 42 less, which a deep model does not notice.
+    block_bytes_modern_eager: float = 71.0
     # With checkpoint_activations='wide': the block's float32 input (4) and, in 16 bits, the results of its products:
     # queries, keys and values (6), attention (2), its projection (2), the MLP's wide layer (8) and its projection (2).
     wide_bytes: float = 24.0
@@ -80,26 +87,28 @@ class Memory:
 
 
 def predict(setting: Setting, constants: MemoryConstants = FITTED) -> Memory:
-    """Peak memory of one device. The peak is at the loss, where activations and logits are alive together."""
+    """Peak memory of one device, which is at one of three moments of a step."""
     held = holding(setting, state_bytes(setting))
-    activations = activation_bytes(setting, constants)
-    logits = logit_bytes(setting, constants)
-    at_loss = held.weights + held.state + held.early_gradients + activations + logits
-    # At the end of backward the activations are gone and every gradient exists.
-    at_update = held.weights + held.state + held.gradients
-    allocated = max(at_loss, at_update)
+    kept, logits = activation_bytes(setting, constants), logit_bytes(setting, constants)
+    moments: list[dict[str, float]] = [
+        # The loss: activations and logits are alive together.
+        {"gradients": held.early_gradients, "activations": kept, "logits": logits},
+        # Backward through a block whose activations are computed again, beside the gradient of its output.
+        {"gradients": held.early_gradients, "activations": kept + computed_again_bytes(setting, constants)},
+        # The update: the activations are gone, every gradient exists, and state that is kept elsewhere comes by.
+        {"gradients": held.gradients, "optimizer": held.state + passing_state_bytes(setting)},
+    ]
+    parts = max(({"optimizer": held.state, **moment} for moment in moments), key=lambda moment: sum(moment.values()))
+    allocated = held.weights + sum(parts.values())
     cached = _cached_bytes(setting, held.state + held.gradients, constants)
     device = allocated + cached + constants.context_bytes
-    parts = {
-        "weights": held.weights,
-        "gradients": held.gradients if at_update >= at_loss else held.early_gradients,
-        "optimizer": held.state,
-        "activations": activations if at_loss > at_update else 0.0,
-        "logits": logits if at_loss > at_update else 0.0,
-        "workspace": device - allocated,
-    }
+    names = ("gradients", "optimizer", "activations", "logits")
     return Memory(
-        parts,
+        {
+            "weights": held.weights,
+            **{name: parts.get(name, 0.0) for name in names},
+            "workspace": device - allocated,
+        },
         Estimate.within(allocated, ALLOCATED_ERROR, "fit"),
         Estimate.within(device, DEVICE_ERROR, "fit"),
     )
@@ -107,20 +116,39 @@ def predict(setting: Setting, constants: MemoryConstants = FITTED) -> Memory:
 
 def activation_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
     """What the blocks keep for the backward pass."""
+    is_kept = not setting.checkpoint_activations
+    per_block = _whole_block(setting, constants) if is_kept else _checkpointed_block(setting, constants)
+    has_outside = is_kept and setting.compile
+    outside = constants.outside_bytes * setting.shape.n_embd * setting.micro_tokens if has_outside else 0.0
+    return per_block * setting.shape.n_layer + outside
+
+
+def computed_again_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
+    """What a checkpointed block adds while it is its turn in backward; nothing where all is kept."""
+    if not setting.checkpoint_activations:
+        return 0.0
+    kept = _checkpointed_block(setting, constants) if setting.checkpoint_activations == "wide" else 0.0
+    output_gradient = 4.0 * setting.shape.n_embd * setting.micro_tokens
+    return _whole_block(setting, constants) - kept + output_gradient
+
+
+def _whole_block(setting: Setting, constants: MemoryConstants) -> float:
     shape = setting.shape
     per_block = _block_bytes(setting, constants) * shape.n_embd * setting.micro_tokens
     if setting.writes_scores:
         # Scores before and after softmax in 16 bits, the float32 softmax, and the mask's copy.
         per_block += 12.0 * shape.n_head * shape.block_size * setting.micro_tokens
-    if setting.checkpoint_activations:
-        is_wide = setting.checkpoint_activations == "wide"
-        kept = (constants.wide_bytes if is_wide else constants.checkpoint_bytes) * shape.n_embd * setting.micro_tokens
-        if is_wide and setting.dtype == "float32":
-            kept *= 44 / 24  # twenty of those bytes are 16-bit numbers
-        # The block whose turn it is in backward is there whole.
-        return kept * shape.n_layer + per_block - (kept if is_wide else 0.0)
-    outside = constants.outside_bytes * shape.n_embd * setting.micro_tokens if setting.compile else 0.0
-    return per_block * shape.n_layer + outside
+    return per_block
+
+
+def _checkpointed_block(setting: Setting, constants: MemoryConstants) -> float:
+    is_wide = setting.checkpoint_activations == "wide"
+    per_channel = constants.wide_bytes if is_wide else constants.checkpoint_bytes
+    if setting.residual_dtype == "bfloat16":
+        per_channel -= STREAM_BYTES_SPARED
+    if is_wide and setting.dtype == "float32":
+        per_channel *= 44 / 24  # twenty of those bytes are 16-bit numbers
+    return per_channel * setting.shape.n_embd * setting.micro_tokens
 
 
 def logit_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
@@ -145,12 +173,25 @@ def logit_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
 
 
 def state_bytes(setting: Setting) -> float:
-    """Optimizer state on the device, with what an update brings there for a moment where it is kept otherwise."""
-    plain, packed = kept_state_bytes(setting, "float32"), kept_state_bytes(setting, setting.optimizer_state)
+    """Optimizer state on the device between updates."""
+    is_away = setting.optimizer_device == "cpu"
+    kept = 0.0 if is_away else _kept_bytes(setting, _here(setting), setting.optimizer_state)
+    return kept + copied_bytes(setting)
+
+
+def passing_state_bytes(setting: Setting) -> float:
+    """What an update brings to the device for a moment, in float32, where state is kept in 8 bits or in host memory."""
     if setting.optimizer_state == "float32" and setting.optimizer_device != "cpu":
-        return plain + copied_bytes(setting)
-    at_once = plain * min(1.0, WEIGHTS_AT_ONCE / setting.shape.n_weights)
-    return at_once + (0.0 if setting.optimizer_device == "cpu" else packed) + copied_bytes(setting)
+        return 0.0
+    largest = max((w.size for w in setting.shape.weights() if not is_on_host(setting, w.kind)), default=0)
+    here = _here(setting)  # the largest tensor comes whole, however large it is
+    share = min(1.0, max(WEIGHTS_AT_ONCE, largest) / max(1, sum(here.values())))
+    return _kept_bytes(setting, here, "float32") * share
+
+
+def _here(setting: Setting) -> dict[Kind, int]:
+    """Weights on the device by kind."""
+    return {kind: size for kind, size in setting.shape.sizes.items() if not is_on_host(setting, kind)}
 
 
 def copied_bytes(setting: Setting) -> float:
@@ -162,9 +203,20 @@ def copied_bytes(setting: Setting) -> float:
 
 def kept_state_bytes(setting: Setting, number_format: str | None = None) -> float:
     """Optimizer state of all weights between updates, wherever it is."""
-    per_number = STATE_BYTES[number_format or setting.optimizer_state]
+    return _kept_bytes(setting, setting.shape.sizes, number_format or setting.optimizer_state)
+
+
+def host_bytes(setting: Setting) -> float:
+    """What the ladder's last rungs keep in host memory between updates: state, and weights with their gradients."""
+    away = {kind: size for kind, size in setting.shape.sizes.items() if is_on_host(setting, kind)}
+    streamed = setting.shape.sizes if setting.optimizer_device == "cpu" else away
+    tables = (WEIGHT_BYTES + GRADIENT_BYTES) * float(host_weights(setting))
+    return tables + _kept_bytes(setting, streamed, setting.optimizer_state)
+
+
+def _kept_bytes(setting: Setting, sizes: Mapping[Kind, int], number_format: str) -> float:
     facts = facts_of(setting.optimizer)
-    return per_number * sum(size * facts.numbers(kind) for kind, size in setting.shape.sizes.items())
+    return STATE_BYTES[number_format] * sum(size * facts.numbers(kind) for kind, size in sizes.items())
 
 
 def usable_bytes(gpu: GPU, used_bytes: float | None = None) -> float:
@@ -195,7 +247,9 @@ def _block_bytes(setting: Setting, constants: MemoryConstants) -> float:
     if setting.compile:
         base = constants.block_bytes_modern if setting.shape.arch == "modern" else constants.block_bytes_compiled
     else:
-        base = constants.block_bytes_eager
+        base = constants.block_bytes_modern_eager if setting.shape.arch == "modern" else constants.block_bytes_eager
+    if setting.residual_dtype == "bfloat16":
+        base -= 2 * STREAM_BYTES_SPARED  # the inputs of both norms
     if setting.dtype == "float32":
         # Two thirds of what is kept is 16 bits wide under autocast (formulas.md), so all-float32 keeps 1.75 times.
         base *= 1.75

@@ -40,13 +40,14 @@ def plan(
     measurements: Measurements | None = None,
     device_name: str | None = None,
     used_bytes: float | None = None,
+    host_free_bytes: float | None = None,
     watts: float | None = None,
     texts: tuple[str, ...] = (),
 ) -> Plan:
     """Everything that can be said, even about a config that cannot start.
 
     `device_name` is what torch calls this machine's card, under which measurements are looked up; `used_bytes` is
-    what the card holds already; `watts` is the power at the wall; `texts` are the config files, for their comments.
+    what the card holds already, `host_free_bytes` what main memory has left; `watts` is the power at the wall; `texts` are the config files, for their comments.
     """
     problems = find_problems(config.as_dict(), processes)
     data = data or KNOWN_DATA.get(config.dataset)
@@ -78,6 +79,7 @@ def plan(
         kwh=None,
         epochs=None,
         loss=None,
+        host_free_bytes=host_free_bytes,
     )
     if setting is not None:
         measured = find_measurement(config, setting, here, device_name) if here else None
@@ -162,7 +164,9 @@ def _with_memory(
         answer,
         usable_bytes=usable,
         fits=fits,
-        ladder=None if fits or answer.config.eval_only else ladder.climb(setting, answer.gpu, usable),
+        ladder=None
+        if fits or answer.config.eval_only
+        else ladder.climb(setting, answer.gpu, usable, answer.host_free_bytes),
         largest_micro_batch=None
         if answer.config.eval_only
         else memory.largest_micro_batch(setting, answer.gpu, used_bytes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from gptfit.config.check import NEEDED_DTYPES
 from gptfit.config.keys import GROUPS, KEYS, MODEL_KEYS, TrainConfig
 from gptfit.gpus import GPU
 from gptfit.plan.memory import FITTED, predict, usable_bytes
@@ -47,7 +48,7 @@ def setting_of(
         processes=processes,
         nodes=spread.nodes,
         network_gbs=spread.network_gbs,
-        dtype=place.dtype if config.dtype == "auto" else config.dtype,
+        dtype=NEEDED_DTYPES.get(config.matmul, place.dtype) if config.dtype == "auto" else config.dtype,
         chunked_loss=False,
         **{name: getattr(config, name) for name in _TAKEN_OVER},
     )

@@ -68,6 +68,7 @@ class Plan:
     loss: Loss | None
     several: Several | None = None  # of more than one GPU
     ladder: Ladder | None = None  # where it does not fit as it is
+    host_free_bytes: float | None = None  # of main memory, where it is known
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
 

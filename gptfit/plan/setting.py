@@ -31,12 +31,15 @@ class Setting:
     checkpoint_activations: str | bool = False
     attention: str = "auto"
     fused_loss: bool = True
+    matmul: str = "plain"
+    residual_dtype: str = "float32"
     gradient_dtype: str = "float32"
     optimizer: str = "adamw"
     optimizer_state: str = "float32"
     optimizer_device: str = "auto"
     lookahead: float = 0.0
     average_tail: float = 0.0
+    embedding_device: str = "auto"
     muon_rounds: int = 3  # of train/muon.py; published Muon runs have 5
     # What becomes of compiled logits: 'replaced' by their gradient, as here; 'kept' beside it (torch before 2.6); or
     # 'returned' to the loop, as nanoGPT's model does. GPT-2 is planned as published until a card has shown that ours is less.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gptfit.estimate import Basis, Estimate
 from gptfit.gpus import GPU, NANOGPT_PEAK_TFLOPS
 from gptfit.measured import MeasuredSpeed
-from gptfit.plan import calibration, link, rates
+from gptfit.plan import calibration, formats, link, rates
 from gptfit.plan.calibration import Calibration
-from gptfit.plan.memory import kept_state_bytes
+from gptfit.plan.holding import head_weights, host_weights
+from gptfit.plan.memory import host_bytes, kept_state_bytes
 from gptfit.plan.setting import Setting
 
 A100_TFLOPS = NANOGPT_PEAK_TFLOPS
@@ -20,7 +21,13 @@ MEASURED_ERROR = 0.03  # three logs of one RTX 4070 over five months agree to 0.
 MATMUL_TILE = 64  # tensor-core kernels compute whole tiles; a width of 504 costs as much as 512
 HEAD_TILE = 32  # flash attention kernels exist for head sizes 32, 64, 96, 128, ...
 PCIE_GBS = 12.0  # what pinned copies reach on 4.0 x8, the narrowest link of current GeForce cards; x16 has twice that
+HOST_GBS = 20.0  # what one program's passes over main memory reach; two channels of DDR4-3200 are 51 on the data sheet
+HOST_ADD_BYTES = 12  # per weight of the head: read twice, written once
+HOST_UPDATE_BYTES = 28  # per weight in host memory, whose AdamW step the processor does
 PACKING_PASSES = 8  # over the float32 state: shares, roots and codes one after another, not fused
+# Of a block's traffic per channel, with a 16-bit residual stream: two sums and norms read and write it (8 bytes each in
+# float32), and backward reads it, reads its gradient and writes that (12 each); half of those 40.
+STREAM_BYTES_SPARED = 20.0
 MUON_ROUND_FLOPS = 6  # per matrix weight, unit of its smaller side and round: three products of two FLOPs each
 
 
@@ -83,7 +90,10 @@ def predict(
         return from_measurement(setting, measured, gpu, untimed_s)
     step_s = sum(parts.values())
     micro_s = _micro_seconds(parts, setting)
-    down, up = rates.relative_error(gpu, setting.compile)
+    down, up = (
+        a + b
+        for a, b in zip(rates.relative_error(gpu, setting.compile), formats.EXTRA_RANGE[setting.matmul], strict=True)
+    )
     return _speed(setting, gpu, step_s, micro_s, parts, down, up, "fit")
 
 
@@ -109,7 +119,7 @@ def from_calibration(
     return _speed(setting, gpu, sum(parts.values()), micro_s, parts, error, error, "calibrated")
 
 
-MICRO_STEP_PARTS = ("matmul", "attention", "memory traffic", "launches")
+MICRO_STEP_PARTS = ("matmul", "attention", "memory traffic", "launches", "host tables")
 
 
 def step_parts(setting: Setting, gpu: GPU, matmul_tflops: float, constants: Constants = FITTED) -> dict[str, float]:
@@ -120,11 +130,12 @@ def step_parts(setting: Setting, gpu: GPU, matmul_tflops: float, constants: Cons
     passes = 4 / 3 if setting.checkpoint_activations is True else 1.0  # blocks run forward twice
     # Norms, activations and sums run forward twice: a third of the blocks' traffic, which is all they are.
     moves = 4 / 3 if setting.checkpoint_activations else 1.0
-    matmul = (block_flops(setting) * passes + head_flops(setting, constants)) * tokens / flops_per_s
+    blocks, head = block_flops(setting) * passes, head_flops(setting, constants)
+    matmul = (blocks + head - formats.saved_flops(setting, gpu, blocks, head)) * tokens / flops_per_s
     flash = 1.0 if setting.writes_scores else constants.flash_rate
     attention = attention_flops(setting) * passes * tokens / (flops_per_s * flash)
     traffic = (block_traffic(setting, constants) * moves + logit_traffic(setting, constants)) * tokens
-    traffic += constants.micro_step_weight_bytes * shape.n_weights
+    traffic += constants.micro_step_weight_bytes * shape.n_weights + formats.cast_bytes(setting)
     on_device = matmul + attention + traffic / bytes_per_s
     launching = 0.0 if setting.compile else constants.launch_ms_eager * 1e-3 * shape.n_layer
     # Launches run ahead of the device; only what it has to wait for counts.
@@ -132,12 +143,13 @@ def step_parts(setting: Setting, gpu: GPU, matmul_tflops: float, constants: Cons
     update = constants.update_weight_bytes * shape.n_weights / bytes_per_s
     if setting.optimizer == "muon":
         update += muon_flops(setting) / setting.processes / flops_per_s  # each makes its part orthogonal
-    update += kept_state_seconds(setting, bytes_per_s)
+    update += kept_state_seconds(setting, bytes_per_s) + HOST_UPDATE_BYTES * host_weights(setting) / (HOST_GBS * 1e9)
     return {
         "matmul": matmul * setting.accumulation,
         "attention": attention * setting.accumulation,
         "memory traffic": traffic / bytes_per_s * setting.accumulation,
         "launches": launches * setting.accumulation,
+        "host tables": host_table_seconds(setting) * setting.accumulation,
         "update": update,
         "host": constants.update_ms * 1e-3,
     }
@@ -149,8 +161,21 @@ def kept_state_seconds(setting: Setting, bytes_per_s: float) -> float:
     if setting.optimizer_state == "8bit":
         seconds += PACKING_PASSES * kept_state_bytes(setting, "float32") / bytes_per_s
     if setting.optimizer_device == "cpu":
-        seconds += 2 * kept_state_bytes(setting) / (PCIE_GBS * 1e9)
+        # The state of weights that are in host memory themselves stays there.
+        streamed = host_bytes(setting) - host_bytes(replace(setting, optimizer_device="auto"))
+        seconds += 2 * streamed / (PCIE_GBS * 1e9)
     return seconds
+
+
+def host_table_seconds(setting: Setting) -> float:
+    """Of one micro-step: rows and their gradients over PCIe, the head there and its gradient back, added in host memory."""
+    if not host_weights(setting):
+        return 0.0
+    shape, head = setting.shape, head_weights(setting)
+    look_ups = sum(w.kind in ("embedding", "position", "table") for w in shape.weights())
+    rows = 2 * 4.0 * look_ups * setting.micro_tokens * shape.n_embd
+    carried = rows + (setting.element_bytes + 4.0) * head
+    return carried / (PCIE_GBS * 1e9) + HOST_ADD_BYTES * head / (HOST_GBS * 1e9)
 
 
 def block_flops(setting: Setting) -> float:
@@ -180,6 +205,8 @@ def block_traffic(setting: Setting, constants: Constants = FITTED) -> float:
     """Bytes the blocks move per token."""
     shape = setting.shape
     per_channel = constants.block_bytes if setting.compile else constants.block_bytes_eager
+    if setting.residual_dtype == "bfloat16":
+        per_channel -= STREAM_BYTES_SPARED
     traffic = per_channel * shape.n_layer * shape.n_embd
     if setting.writes_scores:
         per_score = constants.score_bytes if setting.compile else constants.score_bytes_eager

@@ -25,6 +25,7 @@ from gptfit.plan.resolve import setting_of
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
 from gptfit.train.batches import Batch
+from gptfit.train.fast_products import FastProducts, make_fast_products
 from gptfit.train.kept_state import KeptStateOptimizer
 from gptfit.train.lookahead import LookAhead
 from gptfit.train.muon import Muon
@@ -59,6 +60,7 @@ class Engine:
     parallel: Alone
     optimizer: AdamW | Muon | KeptStateOptimizer
     scaler: torch.amp.GradScaler
+    products: FastProducts
     tail: TailAverage
     ahead: LookAhead | None = None
     compile_problem: str | None = None
@@ -101,15 +103,35 @@ class Engine:
         self.model.checkpoint_activations = how
         self._compile_anew()
 
+    def leave_fast_products(self) -> Device:
+        """Back to bfloat16; the device as it is used from now on."""
+        self.device = self.products.give_up()
+        self.scaler = make_scaler(self.device)
+        self._compile_anew()
+        self.parallel.renew(self.forward)
+        return self.device
+
     def move_state_to_host(self) -> bool:
         """Keep optimizer state in host memory from now on; whether that is a change."""
         if self.device.kind == "cpu" or self.optimizer_is_on_host or self.ahead:
             return False
-        saved = self.optimizer.state_dict()
-        config = self.config.replace(optimizer_device="cpu")
+        self._renew_optimizer(optimizer_device="cpu")
+        return True
+
+    def move_tables_to_host(self) -> bool:
+        """Keep embeddings and head, with their gradients and state, in host memory from now on; whether that is a change."""
+        if self.device.kind == "cpu" or self.model.tables_on_host or self.ahead or not self.processes.is_alone:
+            return False
+        self.model.keep_tables_on_host(self.device.pinned)
+        self._renew_optimizer(optimizer_device="cpu" if self.optimizer_is_on_host else "auto")
+        self._compile_anew()
+        return True
+
+    def _renew_optimizer(self, **changes: str) -> None:
+        """Its state goes where the weights and the config are now."""
+        saved, config = self.optimizer.state_dict(), self.config.replace(**changes)
         self.optimizer = make_optimizer(self.model, config, self.device, self.processes, self.parallel.parameters)
         self.optimizer.load_state_dict(saved)
-        return True
 
     @property
     def optimizer_is_on_host(self) -> bool:
@@ -205,7 +227,7 @@ class Engine:
             norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
             norm = self.parallel.total_norm(norm)
             mean_loss = self.processes.average(loss_sum / micro_steps)
-            loss, grad_norm = torch.stack([mean_loss.float(), norm.float()]).tolist()
+            loss, grad_norm = torch.stack([mean_loss.float(), norm.float().to(mean_loss.device)]).tolist()
             applied = math.isfinite(loss) and math.isfinite(grad_norm)
             if applied:
                 if self.config.grad_clip and grad_norm > self.config.grad_clip:
@@ -337,6 +359,10 @@ def build_engine(config: TrainConfig, shape: ModelShape, device: Device, process
         parameters = shard(model, device, processes)
     else:
         parameters = dict(model.to(device.torch_device).named_parameters())
+    if config.embedding_device == "cpu":
+        model.keep_tables_on_host(device.pinned)
+    model.stream_dtype = torch.bfloat16 if config.residual_dtype == "bfloat16" else None
+    products = make_fast_products(config.matmul, model, device)
     set_gradient_dtype(model, config)
     optimizer = make_optimizer(model, config, device, processes, parameters)
     problem = find_compile_problem(device) if config.compile else None
@@ -349,7 +375,6 @@ def build_engine(config: TrainConfig, shape: ModelShape, device: Device, process
     parallel.keeps_gradients = processes.is_alone and device.kind == "cuda" and config.accumulation(1) > 1
     if processes.any_of([not setting.sums_late], device)[0]:
         parallel.sum_in_every_micro_step()
-    scaler = torch.amp.GradScaler(device.kind, enabled=device.needs_scaler)
     ahead = LookAhead(optimizer, config.max_iters) if config.lookahead else None
     return Engine(
         config,
@@ -359,7 +384,8 @@ def build_engine(config: TrainConfig, shape: ModelShape, device: Device, process
         forward,
         parallel,
         optimizer,
-        scaler,
+        make_scaler(device),
+        products,
         TailAverage(parameters, processes),
         ahead,
         problem,
@@ -381,6 +407,10 @@ def make_parallel(
 
         return Sharded(forward, model, parts, device, processes)
     return Replicated(forward, parameters, device, processes)
+
+
+def make_scaler(device: Device) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler(device.kind, enabled=device.needs_scaler)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from gptfit.train.batches import Batch, EpochSampler
 from gptfit.train.climb import next_rung
 from gptfit.train.clock import RunClock
 from gptfit.train.engine import Update, collection_frozen
+from gptfit.train.fast_products import verdict
 from gptfit.train.faults import (
     STOP_SENTENCES,
     NonFiniteCount,
@@ -174,6 +175,7 @@ class Loop:
         """One update, timed alone, with its consequences."""
         run, progress = self.run, self.progress
         run.device.reset_peak_memory()
+        was_watched = run.engine.products.is_watched
         update, seconds = self._surviving_memory(self._attempt_step)
         progress.seconds += seconds
         progress.tokens += run.tokens_of(progress.step)
@@ -188,6 +190,19 @@ class Loop:
             progress.window = run.sampler.position(progress.step)
         if not self._is_scale_search(update) and self.bad.seen(update.applied):
             self._roll_back()
+        if was_watched and not run.engine.products.is_watched:
+            self._judge_products()
+
+    def _judge_products(self) -> None:
+        """The first steps in a faster format are done: it stays, or bfloat16 takes its place."""
+        run, products = self.run, self.run.engine.products
+        mean = torch.tensor(products.differences).mean().to(run.device.torch_device)
+        stays, told = verdict(products.name, float(run.processes.average(mean)))
+        run.report.tell("note", self.progress.step, told)
+        if not stays:
+            run.device = run.engine.leave_fast_products()
+            self._mark_start()
+            self._surviving_memory(self._warm_up)
 
     def _attempt_step(self) -> tuple[Update, float]:
         run, step = self.run, self.progress.step
@@ -208,7 +223,10 @@ class Loop:
             if run.processes.is_alone:
                 self.signals.poll()
             is_last = micro_step == micro_steps - 1
-            loss = run.engine.forward_micro_step(run.feeds["train"].take(), is_last)
+            batch = run.feeds["train"].take()
+            if micro_step == 0 and run.engine.products.is_watched:
+                run.engine.products.watch(batch)
+            loss = run.engine.forward_micro_step(batch, is_last)
             # After forward and before backward: where nanoGPT draws its next batch from the random stream.
             self._prefetch(*(step + 1, 0) if is_last else (step, (micro_step + 1) * self.micro_batch))
             run.engine.backward_micro_step(loss, run.even_micro_steps(step, self.micro_batch))

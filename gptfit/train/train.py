@@ -17,6 +17,7 @@ from gptfit.config.keys import TrainConfig, find_warnings
 from gptfit.config.optimizer_facts import facts_of
 from gptfit.config.start_model import is_pretrained
 from gptfit.device.device import find_device, is_out_of_memory
+from gptfit.device.formats import check_formats
 from gptfit.device.processes import (
     LOST_PEER,
     find_processes,
@@ -76,6 +77,7 @@ def train(config: TrainConfig, reporter: Reporter = ignore) -> TrainResult:
     check_trackers(config)
     check_target(config.notify)
     device = find_device(config, processes.local_rank)
+    check_formats(config, device)
     data = open_data(config)
     folder = make_run_folder(config.out_dir)
     lock = lock_run_folder(folder) if processes.is_master else None

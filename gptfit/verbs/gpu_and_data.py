@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gptfit.config.keys import NANOGPT_VOCAB_SIZE, TrainConfig
 from gptfit.dataset import data_folder, read_dataset
+from gptfit.device.host_memory import free_host_bytes
 from gptfit.device.local_gpu import local_gpu
 from gptfit.errors import DataError, DeviceError, UsageError
 from gptfit.estimate import Estimate
@@ -31,6 +32,7 @@ class Card:
     device_name: str | None = None
     used_bytes: float | None = None
     all_cards: tuple[GPU, ...] = ()  # where unlike ones were named
+    host_free_bytes: float | None = None  # of main memory beside it, where that is known
 
 
 def card_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +87,7 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Ca
         return Card(gpu)
     # NVML counts what the driver itself holds, which the data sheet's size includes.
     hidden = max(0.0, gpu.vram_gib * GIB - mine.total_bytes)
-    return Card(gpu, mine.name, mine.used_bytes + hidden)
+    return Card(gpu, mine.name, mine.used_bytes + hidden, host_free_bytes=free_host_bytes())
 
 
 def _unlike_cards(named: str, args: argparse.Namespace) -> Card:

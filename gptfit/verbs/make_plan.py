@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from gptfit import measured
 from gptfit.config.start_model import is_pretrained, known_shape, with_model_of
 from gptfit.plan.plan import plan
 from gptfit.plan.result import Plan
+from gptfit.units import GIB
 from gptfit.verbs.common import config_arguments, load_unchecked, recipe_argument
-from gptfit.verbs.gpu_and_data import card_arguments, find_card, find_data, processes_of, spread_of, vocab_size
+from gptfit.verbs.gpu_and_data import (
+    card_arguments,
+    find_card,
+    find_data,
+    positive,
+    processes_of,
+    spread_of,
+    vocab_size,
+)
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     card_arguments(parser)
     recipe_argument(parser)
+    parser.add_argument(
+        "--host-memory", type=float, metavar="GIB", help="main memory free beside the card (default: this machine's)"
+    )
 
 
 def make_plan(args: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
@@ -27,6 +40,9 @@ def make_plan(args: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
     data = find_data(args.data, config, args.text_column)
     shape = config.shape(vocab_size(data))
     card = find_card(args, config)
+    if args.host_memory is not None:
+        positive("--host-memory", args.host_memory)
+        card = replace(card, host_free_bytes=args.host_memory * GIB)
     answer = plan(
         config,
         shape,
@@ -37,6 +53,7 @@ def make_plan(args: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
         measurements=measurements,
         device_name=card.device_name,
         used_bytes=card.used_bytes,
+        host_free_bytes=card.host_free_bytes,
         watts=args.watts,
         texts=loaded.texts,
     )

@@ -9,6 +9,7 @@ from gptfit.estimate import Estimate
 from gptfit.plan.evaluation import eval_tokens
 from gptfit.plan.ladder import Ladder
 from gptfit.plan.loss import perplexity
+from gptfit.plan.memory import host_bytes
 from gptfit.plan.rates import peak_tflops
 from gptfit.plan.result import Plan
 from gptfit.units import GIB, count, gib, percent, plural, si, times
@@ -122,6 +123,8 @@ def _memory_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "memory", shown, device.basis
     parts = [f"{name} {size / GIB:.1f}" for name, size in memory.parts.items() if size]
     yield "", " + ".join(parts), ""
+    if plan.setting and plan.gpu and (streamed := host_bytes(plan.setting)):
+        yield "", f"and {gib(streamed)} of main memory, streamed", "exact"
     if plan.gpu is None or plan.usable_bytes is None:
         return
     yield "fits", f"{_verdict(plan)} of {gib(max(0.0, plan.usable_bytes))} usable{_largest(plan)}", ""

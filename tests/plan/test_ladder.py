@@ -14,6 +14,7 @@ from gptfit.config.read import load_config
 from gptfit.plan import ladder, memory
 from gptfit.plan.resolve import on_card, setting_of
 from gptfit.plan.setting import Setting
+from gptfit.units import GIB
 
 SIZES = {"350M": (24, 16, 1024), "774M": (36, 20, 1280), "1.5B": (48, 25, 1600)}
 CARDS = ("RTX 3070", "RTX 4070", "RTX 4060 Ti 16GB", "RTX 4090")
@@ -58,6 +59,17 @@ def test_what_looks_ahead_keeps_its_state_as_it_is() -> None:
     rungs = [*(step.rung for step in found.steps), *(found.way.rungs if found.way else ())]
     assert rungs
     assert not [rung.key for rung in rungs if rung.key.startswith("optimizer")]
+
+
+def test_main_memory_that_is_too_small_closes_the_rungs_that_need_it(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu, asked = gpus.find("RTX 4070"), setting("774M", "RTX 4070")
+    way = ladder.climb(asked, gpu, memory.usable_bytes(gpu), host_free_bytes=4 * GIB).way
+    assert way is not None
+    assert way.host_bytes < 4 * GIB
+    words = ["plan", "--n_layer=36", "--n_embd=1280", "--n_head=20", "--gpu=4090", "--optimizer_device=cpu"]
+    assert main([*words, "--batch_size=2", "--host-memory=4"]) == 1
+    assert "keeps 5.8 GiB in main memory, of which 4.0 GiB are free" in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "--batch_size=2", "--host-memory=16"]) == 0
 
 
 def test_no_rung_helps_where_it_is_taken_already() -> None:

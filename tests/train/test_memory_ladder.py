@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -19,8 +21,9 @@ from gptfit.plan import memory
 from gptfit.plan.ladder import RUNGS, Rung
 from gptfit.plan.resolve import Place, setting_of
 from gptfit.train import climb
-from gptfit.train.engine import Engine
+from gptfit.train.engine import Engine, build_engine
 from gptfit.train.train import train
+from tests.small_runs import start_gptfit
 
 MakeConfig = Callable[..., TrainConfig]
 PAIRS = [pair for pair in combinations(RUNGS, 2) if pair[0].key != pair[1].key]
@@ -50,8 +53,11 @@ def test_rungs_alone_and_in_pairs_train_as_none_does(
     assert climbed == pytest.approx(plain, abs=bound)
 
 
-@pytest.mark.parametrize("saved", [{}, {"optimizer_state": "8bit"}, {"optimizer_device": "cpu"}], ids=str)
-@pytest.mark.parametrize("resumed", [{}, {"optimizer_state": "8bit", "checkpoint_activations": "wide"}], ids=str)
+HOST: dict[str, Any] = {"optimizer_device": "cpu", "embedding_device": "cpu"}
+
+
+@pytest.mark.parametrize("saved", [{}, {"optimizer_state": "8bit"}, HOST], ids=str)
+@pytest.mark.parametrize("resumed", [HOST, {"optimizer_state": "8bit", "checkpoint_activations": "wide"}], ids=str)
 def test_a_run_resumes_across_rungs_and_says_what_changed(
     small_config: MakeConfig, tmp_path: Path, saved: dict[str, Any], resumed: dict[str, Any]
 ) -> None:
@@ -89,6 +95,54 @@ def test_running_out_of_memory_climbs_rung_by_rung_and_the_step_stays_the_same(
     whole, climbed = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "out")
     for name, tensor in whole.model.items():
         torch.testing.assert_close(climbed.model[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", [GPT2, {**MODERN, "value_embeddings": "tables", "bigram": True}], ids=str)
+def test_tables_in_host_memory_get_the_gradients_they_get_on_the_device(
+    small_config: MakeConfig, recipe: dict[str, Any]
+) -> None:
+    found = []
+    for where in ("auto", "cpu"):
+        config = small_config(**recipe, vocab_size=65, embedding_device=where, chunked_loss=True)
+        torch.manual_seed(1)
+        engine = build_engine(config, config.shape(), find_device(config))
+        ids = torch.randint(0, 65, (4, 17), generator=torch.Generator().manual_seed(2))
+        for _ in range(2):
+            loss = engine.forward_micro_step((ids[:, :-1].contiguous(), ids[:, 1:].contiguous()), True)
+            engine.backward_micro_step(loss, 2)
+        found.append({name: p.grad for name, p in engine.model.named_parameters()})
+    assert engine.model.tables_on_host
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-7)
+
+
+def test_a_run_killed_on_the_last_rungs_ends_as_one_that_was_not(small_config: MakeConfig, tmp_path: Path) -> None:
+    keys = {**HOST, "checkpoint_activations": "wide", "max_iters": 40, "eval_interval": 2, "lr_decay_iters": 40}
+    whole = small_config(**keys, out_dir=str(tmp_path / "whole"))
+    train(whole)
+    killed = start_gptfit(small_config(**keys), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    saved = tmp_path / "out" / "ckpt.pt"
+    while killed.poll() is None and not saved.exists():
+        time.sleep(0.02)
+    killed.kill()
+    killed.wait()
+    assert load_checkpoint(tmp_path / "out").iter_num < 40
+    train(small_config(**keys, init_from="resume"))
+    ends = [load_checkpoint(tmp_path / name) for name in ("whole", "out")]
+    torch.testing.assert_close(ends[1].model, ends[0].model, rtol=0, atol=0)
+
+
+def test_host_memory_that_is_too_small_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(n_layer=36, n_head=20, n_embd=1280, optimizer_device="cpu", dtype="bfloat16")
+    card = Device(torch.device("cuda", 0), "a card", "bfloat16")
+    monkeypatch.setattr(Device, "free_memory_bytes", lambda self: 10**11)
+    monkeypatch.setattr(Device, "held_bytes", lambda self: 0)
+    monkeypatch.setattr(climb, "free_host_bytes", lambda: 4 * 1024**3)
+    with pytest.raises(
+        RunError, match=r"keeps 5\.8 GiB in main memory, of which 4\.0 GiB are free; use optimizer_state"
+    ):
+        climb.config_that_fits(config, config.shape(), card)
+    monkeypatch.setattr(climb, "free_host_bytes", lambda: 8 * 1024**3)
+    assert climb.config_that_fits(config, config.shape(), card) == (config, None)
 
 
 def test_by_prediction_a_run_starts_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
