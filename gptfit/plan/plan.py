@@ -10,7 +10,7 @@ from gptfit.config.start_model import is_pretrained
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
 from gptfit.measured import MeasuredSpeed, Measurements
-from gptfit.plan import calibration, evaluation, ladder, memory, several, speed
+from gptfit.plan import calibration, evaluation, formats, ladder, memory, several, speed
 from gptfit.plan.calibration import Calibration
 from gptfit.plan.check import check
 from gptfit.plan.evaluation import eval_seconds
@@ -250,6 +250,8 @@ def _speed_notes(answer: Plan) -> list[str]:
         ]
     if answer.several and answer.several.nodes > 1:
         notes.append("between machines: data sheets of usual networks, nothing measured; --network GBITS says yours")
+    if answer.config.matmul != "plain" and (published := formats.PUBLISHED.get(answer.config.matmul)):
+        notes.append(f"{published}; `gptfit tune --also matmul` measures yours")
     if gpu.is_laptop:
         notes.append(f"{gpu.name}: a laptop card's speed depends on its power limit, by up to a factor of two")
     if not gpu.has_bf16 and answer.setting:
