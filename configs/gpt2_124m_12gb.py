@@ -1,6 +1,6 @@
 # GPT-2 124M on a card of 12 GB, made by tools/ready_configs.py
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4070 12GB: 7.2 GiB, 52.6k tokens/s (44.7k to 60.4k), 13 h 11 min
+# plan for RTX 4070 12GB: 7.6 GiB, 52.6k tokens/s (44.7k to 60.4k), 13 h 11 min
 # expected validation loss 3.40 (3.27 to 3.53)
 # 123.6M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 854.8M FLOPs per token
 # 8 rows x 1024 tokens x 64 micro-steps = 524,288 tokens per step

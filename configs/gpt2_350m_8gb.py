@@ -1,9 +1,9 @@
 # GPT-2 350M on a card of 8 GB, made by tools/ready_configs.py
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4060 8GB: 6.0 GiB and 2.6 GiB of main memory, 9.19k tokens/s (7.81k to 10.6k), 8 d 22 h
+# plan for RTX 4060 8GB: 6.6 GiB and 2.6 GiB of main memory, 9.24k tokens/s (7.86k to 10.6k), 8 d 21 h
 # expected validation loss 2.95 (2.82 to 3.08)
 # 353.6M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 2.42B FLOPs per token
-# 2 rows x 1024 tokens x 256 micro-steps = 524,288 tokens per step
+# 4 rows x 1024 tokens x 128 micro-steps = 524,288 tokens per step
 # 13,486 steps x 524,288 = 7.07B tokens, 20.0 per parameter
 
 # model
@@ -15,8 +15,8 @@ dropout = 0.0
 bias = False
 
 # step
-batch_size = 2
-gradient_accumulation_steps = 256
+batch_size = 4
+gradient_accumulation_steps = 128
 
 # horizon
 max_iters = 13486
@@ -43,4 +43,6 @@ eval_iters = 50
 wandb_run_name = 'gpt2-350m'
 
 # machine
+chunked_loss = True  # gptfit only; stock nanoGPT ignores it
+checkpoint_activations = 'wide'  # gptfit only; stock nanoGPT ignores it
 optimizer_device = 'cpu'  # gptfit only; stock nanoGPT ignores it

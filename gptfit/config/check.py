@@ -18,7 +18,7 @@ def find_conflicts(values: Values, processes: int = 1) -> list[Problem]:
     """All of them, in the order a person would meet them. Each value alone is in its range by now."""
     problems = [*_heads(values), *_horizon(values), *_rates(values), *_step_size(values, processes)]
     problems += [*_gradients(values, processes), *_shares(values, processes), *_lookahead(values)]
-    problems += [*_formats(values), *_host_tables(values, processes)]
+    problems += [*_formats(values), *_several(values, processes)]
     return [*problems, *_modern(values), *_device_name(values)]
 
 
@@ -59,10 +59,13 @@ def _lookahead(values: Values) -> Iterator[Problem]:
         yield Problem("error", "lookahead", message, "use lookahead = 0, or keep the state as it is")
 
 
-def _host_tables(values: Values, processes: int) -> Iterator[Problem]:
+def _several(values: Values, processes: int) -> Iterator[Problem]:
     if values["embedding_device"] == "cpu" and processes > 1:
         message = f"embedding_device = 'cpu' with {processes} processes, which exchange gradients between devices"
         yield Problem("error", "embedding_device", message, "use embedding_device = 'auto'")
+    if values["matmul"] == "fp8" and processes > 1 and values["parallel"] == "fsdp":
+        message = "matmul = 'fp8' with parallel = 'fsdp', whose weights come in parts"
+        yield Problem("error", "matmul", message, "use matmul = 'plain' or parallel = 'ddp'")
 
 
 def _formats(values: Values) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gptfit.config.check import NEEDED_DTYPES
 from gptfit.config.keys import KEYS, TUNABLE, TrainConfig
 from gptfit.errors import ConfigError, UsageError
 from gptfit.gpus import find_or_none
@@ -180,11 +181,12 @@ def candidate_setting(config: TrainConfig, shape: ModelShape, machine: Machine, 
 
 def candidate_config(config: TrainConfig, candidate: Candidate) -> TrainConfig:
     """The config with the candidate's keys; tokens per step stay as they are."""
-    rows = config.tokens_per_iter() // config.block_size
+    rows, keys = config.tokens_per_iter() // config.block_size, dict(candidate.variant.keys)
+    keys["dtype"] = NEEDED_DTYPES.get(str(keys["matmul"]), keys["dtype"])  # what else its products are in
     return config.replace(
         batch_size=candidate.micro_batch,
         gradient_accumulation_steps=rows // candidate.micro_batch,
-        **dict(candidate.variant.keys),
+        **keys,
     )
 
 
