@@ -32,7 +32,7 @@ def test_a_config_is_shown_and_copied_and_the_copy_is_planned(
     assert capsys.readouterr().out == (REPO / "configs" / "modern_40m_4070.py").read_text()
     copy = tmp_path / "mine.py"
     assert main(["configs", "modern_40m_4070.py", "--out", str(copy)]) == 0
-    assert load_config([copy]).config == load_config([FILES[1]]).config
+    assert load_config([copy]).config == load_config([REPO / "configs" / "modern_40m_4070.py"]).config
     assert main(["plan", str(copy), "--gpu", "4070"]) == 0
     assert main(["configs", "modern_40m_4070", "--out", str(copy)]) == 1, "an existing file is not replaced"
 
