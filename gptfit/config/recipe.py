@@ -29,9 +29,9 @@ WIDE = 1536
 TOKENS_PER_PARAMETER = 13.7
 STEPS = 3_250  # of that run
 MOST_TOKENS_PER_STEP = 524_288  # of that run
-# Runs of seconds end 0.03 nats lower than with twice as many (bench/propose.py); Muon's 22 C^3 FLOPs per C x C matrix
-# reach the model's 6 C^2 per token at C = 560 only.
-LEAST_TOKENS_PER_STEP = 2_048
+# Where Muon's 22 C^3 FLOPs per C x C matrix reach the model's 6 C^2 per token at C = 1,100; half of it on a CPU, whose
+# runs of seconds end 0.03 nats lower with that (bench/propose.py).
+LEAST_TOKENS_PER_STEP, LEAST_ON_A_CPU = 4_096, 2_048
 WARMUP_FRACTION = 0.0  # Muon's updates have one size from the first on; docs/recipe.md has what a warm-up is worth
 # Track 3 decays over 0.7 of the run and has no floor.
 DECAY_FRACTION = 0.6
@@ -74,10 +74,10 @@ def optimal_tokens(shape: ModelShape) -> float:
     return TOKENS_PER_PARAMETER * shape.tied_parameters
 
 
-def tokens_per_step(tokens: float) -> int:
+def tokens_per_step(tokens: float, least: int = LEAST_TOKENS_PER_STEP) -> int:
     """A power of two that gives the run about as many updates as the tuned one had."""
     wanted: int = 2 ** round(math.log2(max(1.0, tokens / STEPS)))
-    return max(LEAST_TOKENS_PER_STEP, min(MOST_TOKENS_PER_STEP, wanted))
+    return max(least, min(MOST_TOKENS_PER_STEP, wanted))
 
 
 def head_count(n_embd: int) -> int:

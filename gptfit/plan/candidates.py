@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from gptfit.config import recipe
@@ -190,8 +189,9 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
     most, shape = epochs * wish.data.tokens.value, setting.shape
     tokens = min(most, _tokens_in_time(wish, setting, pace))
     # The step is sized for the run's length, which the speed of that step decides: once around is enough.
-    of_modern, of_gpt2 = recipe.tokens_per_step, partial(defaults.tokens_per_step, shape.parameters)
-    usual = of_modern(tokens) if shape.arch == "modern" else of_gpt2(tokens)
+    least = recipe.LEAST_TOKENS_PER_STEP if wish.gpu else recipe.LEAST_ON_A_CPU
+    is_modern = shape.arch == "modern"
+    usual = recipe.tokens_per_step(tokens, least) if is_modern else defaults.tokens_per_step(shape.parameters, tokens)
     setting = _with_step(setting, min(usual, int(tokens / least_iters)))
     tokens = min(most, _tokens_in_time(wish, setting, pace))
     if tokens < 0.9 * least_iters * setting.tokens_per_step:
