@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Lovelace et al. (2026), "Prescriptive Scaling Laws for Data Constrained Training": one additive penalty, which grows
-# with the repeats and with the parameters per unique token, and of which strong weight decay (1.0) leaves 30 %.
+# From Lovelace et al. (2026), "Prescriptive Scaling Laws for Data Constrained Training": one additive penalty, of which
+# strong weight decay (1.0) leaves 30 %. That it is linear in the repeats and in the parameters per unique token is ours.
 # Its size is that of nanoGPT's shakespeare_char: 10.65M parameters, 1.0M characters, 1.470 at best after 28 epochs and
 # 1.704 to 1.710 after 81.6 (published logs), 0.0044 nats per character and epoch.
 PER_REPEAT = 4.1e-4  # nats, times parameters per unique token; the same per byte
