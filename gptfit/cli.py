@@ -12,9 +12,6 @@ from importlib import import_module
 from typing import NoReturn
 
 from gptfit import __version__
-from gptfit.errors import GptfitError, RunError, UsageError, exit_code
-from gptfit.files import cannot_write, reason_of, remedy_of
-from gptfit.install import missing_library
 from gptfit.screen import let_go_of_stdout, make_streams_safe
 
 # The verbs in the order of the journey. The module of a verb is imported only when it is used.
@@ -52,6 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(words)
         sys.stdout.flush()
         return code
+    except BaseException as error:  # noqa: BLE001 - what has no words here is raised again
+        return _say_what_failed(error)
+
+
+def _say_what_failed(failed: BaseException) -> int:
+    """Imported only now: `gptfit --help` needs no words for failures."""
+    from gptfit.errors import GptfitError, exit_code
+    from gptfit.files import cannot_write, reason_of, remedy_of
+    from gptfit.install import missing_library
+
+    try:
+        raise failed
     except GptfitError as error:
         return _fail(str(error), error.exit_code)
     except ModuleNotFoundError as error:
@@ -103,7 +112,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0] not in available_verbs():
         hint = _suggestion(words[0], available_verbs())
-        raise UsageError(f"{words[0]!r} is not a verb{hint}", fix="`gptfit --help` lists them")
+        raise _usage_error(f"{words[0]!r} is not a verb{hint}", fix="`gptfit --help` lists them")
     _check_folder()
     verb = import_module(f"gptfit.verbs.{words[0]}")
     parser = Parser(prog=f"gptfit {words[0]}", description=verb.HELP, allow_abbrev=False)
@@ -113,7 +122,7 @@ def _dispatch(words: list[str]) -> int:
     rest = keys + rest
     if rest and not hasattr(args, "overrides"):
         hint = _suggestion(rest[0].partition("=")[0], parser.options())
-        raise UsageError(
+        raise _usage_error(
             f"{rest[0]} is not an option of `gptfit {words[0]}`{hint}", fix=f"see `gptfit {words[0]} --help`"
         )
     if hasattr(args, "overrides"):
@@ -126,6 +135,8 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
+        from gptfit.errors import RunError
+
         raise RunError("the folder you are in has been deleted", fix="cd to another one") from None
 
 
@@ -162,10 +173,16 @@ class Parser(argparse.ArgumentParser):
     """argparse, but a usage error is one line like every other error."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}", fix=f"see `{self.prog} --help`")
+        raise _usage_error(message, fix=f"see `{self.prog} --help`")
 
     def options(self) -> list[str]:
         return list(self._option_string_actions)
+
+
+def _usage_error(message: str, fix: str) -> Exception:
+    from gptfit.errors import UsageError
+
+    return UsageError(message, fix=fix)
 
 
 def _overview() -> str:

@@ -10,14 +10,11 @@ import errno
 import json
 import os
 import re
-import shutil
 import stat
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from platform import node
 from typing import IO, Any
 
 from gptfit.errors import GptfitError, RunError
@@ -101,6 +98,8 @@ def remove_leftovers(folder: Path, names: str, is_ours_alone: bool = False) -> N
 
 def remove_tree(path: Path) -> None:
     """A file or folder that we made; one that cannot be removed stays."""
+    import shutil
+
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -127,6 +126,8 @@ def second_name(source: Path, target: Path) -> None:
             except OSError as error:
                 if error.errno in FULL or not source.exists():
                     raise
+                import shutil
+
                 shutil.copyfile(source, temporary)
             os.replace(temporary, target)
         except BaseException:
@@ -148,6 +149,8 @@ def sync_folder(folder: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """Room on the disk of a folder, or of the nearest one above it that is there."""
+    import shutil
+
     for place in (folder, *folder.absolute().parents):
         with suppress(OSError):
             return shutil.disk_usage(place).free
@@ -391,6 +394,9 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _machine() -> str:
+    import zlib
+    from platform import node
+
     return f"{zlib.crc32(node().encode()):08x}"
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from gptfit.config.keys import MODEL_KEYS, TrainConfig
 from gptfit.errors import GptfitError
 from gptfit.files import read_plain
-from gptfit.logs.runlog import RUN_LOG, read_run
 from gptfit.shape import ModelShape
 
 # Layers, heads and width of OpenAI's released models (Radford et al. 2019, table 2; heads of 64 channels).
@@ -29,6 +28,8 @@ def is_pretrained(config: TrainConfig) -> bool:
 
 def known_shape(init_from: str) -> ModelShape | None:
     """A released model by its name, a run by its log, a Hugging Face folder by its config.json; None for other files."""
+    from gptfit.logs.runlog import RUN_LOG, read_run  # late: few configs begin from a run
+
     path = Path(init_from)
     try:
         if os.path.isfile(path / RUN_LOG):

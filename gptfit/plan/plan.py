@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gptfit.config.keys import TrainConfig, find_problems
 from gptfit.config.recipe import MODERN_LIMITS
@@ -10,14 +11,13 @@ from gptfit.config.start_model import is_pretrained
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
 from gptfit.measured import MeasuredSpeed, Measurements
-from gptfit.plan import calibration, evaluation, formats, ladder, memory, several, speed
-from gptfit.plan.calibration import Calibration
+from gptfit.plan import evaluation, formats, memory, speed
 from gptfit.plan.check import check
 from gptfit.plan.evaluation import eval_seconds
 from gptfit.plan.expected import expected_loss
 from gptfit.plan.known_data import KNOWN_DATA
 from gptfit.plan.nearby import scaled_speed, timed_on_cpu
-from gptfit.plan.resolve import setting_of
+from gptfit.plan.resolve import on_card, setting_of
 from gptfit.plan.result import DataFacts, Plan
 from gptfit.plan.setting import ONE_MACHINE, Setting, Spread, speed_key
 from gptfit.plan.speed import Speed
@@ -25,6 +25,11 @@ from gptfit.plan.tuned_loss import tuned_loss
 from gptfit.schedule import batches_until
 from gptfit.shape import ModelShape
 from gptfit.units import GIB
+
+if TYPE_CHECKING:
+    from gptfit.plan.calibration import Calibration
+    from gptfit.plan.ladder import Ladder
+    from gptfit.plan.resolve import Place
 
 LARGEST_SIZE = 10**7  # of any dimension; beyond it a config is a typing error
 
@@ -54,9 +59,9 @@ def plan(
     setting = None
     # A card that is not in this machine has no measurements here; without a card it is the CPU that counts.
     here = measurements if measurements and (device_name is not None or gpu is None) else None
-    calibrated = calibration.newest(here, device_name) if here else None
+    calibrated = _calibrated(here, device_name) if here else None
     if _is_sane(config, shape):
-        place = calibration.place_for(gpu, used_bytes, calibrated)
+        place = _place(gpu, used_bytes, calibrated) if calibrated else on_card(gpu, used_bytes)
         setting = setting_of(config, shape, place, processes, spread)
     steps = 0 if config.eval_only else max(0, config.max_iters)
     answer = Plan(
@@ -88,6 +93,27 @@ def plan(
         predicted = find_speed(setting, gpu, measured, measurements, calibrated)
         answer = _with_speed(answer, setting, predicted, watts, spread.cards)
     return replace(answer, problems=tuple(check(answer, problems, texts)), notes=tuple(_notes(answer)))
+
+
+def _calibrated(here: Measurements, device_name: str | None) -> Calibration | None:
+    """Imported late, here and below: few machines have been calibrated."""
+    if not here.devices:
+        return None
+    from gptfit.plan.calibration import newest
+
+    return newest(here, device_name)
+
+
+def _place(gpu: GPU | None, used_bytes: float | None, calibrated: Calibration) -> Place:
+    from gptfit.plan.calibration import place_for
+
+    return place_for(gpu, used_bytes, calibrated)
+
+
+def _calibrated_memory(setting: Setting, calibrated: Calibration) -> memory.Memory:
+    from gptfit.plan.calibration import memory_of
+
+    return memory_of(setting, calibrated)
 
 
 def _is_sane(config: TrainConfig, shape: ModelShape) -> bool:
@@ -146,7 +172,7 @@ def _with_memory(
 ) -> Plan:
     predicted = evaluation.predict(setting) if answer.config.eval_only else memory.predict(setting)
     if not answer.config.eval_only and calibrated is not None and calibrated.knows(setting):
-        predicted = calibration.memory_of(setting, calibrated)
+        predicted = _calibrated_memory(setting, calibrated)
     if not answer.config.eval_only and measured is not None and (measured.allocated_gib or measured.device_gib):
         allocated = (measured.allocated_gib or 0) * GIB or predicted.allocated.value
         device = (measured.device_gib or measured.reserved_gib or 0) * GIB or predicted.device.value
@@ -166,11 +192,17 @@ def _with_memory(
         fits=fits,
         ladder=None
         if fits or answer.config.eval_only
-        else ladder.climb(setting, answer.gpu, usable, answer.host_free_bytes),
+        else _ladder(setting, answer.gpu, usable, answer.host_free_bytes),
         largest_micro_batch=None
         if answer.config.eval_only
         else memory.largest_micro_batch(setting, answer.gpu, used_bytes),
     )
+
+
+def _ladder(setting: Setting, gpu: GPU, usable_bytes: float, host_free_bytes: float | None) -> Ladder:
+    from gptfit.plan.ladder import climb  # late: most plans fit
+
+    return climb(setting, gpu, usable_bytes, host_free_bytes)
 
 
 def find_speed(
@@ -198,6 +230,8 @@ def _with_speed(
     if predicted is None:
         return answer
     if answer.gpu is not None and setting.processes > 1:
+        from gptfit.plan import several  # late: most plans are for one card
+
         described = several.describe(setting, answer.gpu, predicted)
         predicted = several.with_uncertain_link(predicted, described.scaling)
         if len(set(cards)) > 1 and (found := several.unlike(setting, cards)):

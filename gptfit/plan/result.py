@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptfit.config.keys import TrainConfig
 from gptfit.errors import Problem
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
-from gptfit.plan.ladder import Ladder
 from gptfit.plan.loss import Loss, perplexity
 from gptfit.plan.memory import Memory
 from gptfit.plan.setting import Setting
-from gptfit.plan.several import Several
 from gptfit.plan.speed import Speed
 from gptfit.shape import ModelShape
 from gptfit.units import GIB
+
+if TYPE_CHECKING:  # imported by the plans that have one
+    from gptfit.plan.ladder import Ladder
+    from gptfit.plan.several import Several
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gptfit.estimate import Basis, Estimate
 from gptfit.gpus import GPU, NANOGPT_PEAK_TFLOPS
 from gptfit.measured import MeasuredSpeed
-from gptfit.plan import calibration, formats, link, rates
-from gptfit.plan.calibration import Calibration
+from gptfit.plan import formats, link, rates
 from gptfit.plan.holding import head_weights, host_weights
 from gptfit.plan.memory import host_bytes, kept_state_bytes
 from gptfit.plan.setting import Setting
+
+if TYPE_CHECKING:
+    from gptfit.plan.calibration import Calibration
 
 A100_TFLOPS = NANOGPT_PEAK_TFLOPS
 CALIBRATED_ERROR = 0.18  # nine of ten shapes that were never timed, on a busy machine (docs/accuracy.md)
@@ -110,6 +113,8 @@ def from_calibration(
     setting: Setting, found: Calibration, gpu: GPU | None = None, link_constants: link.LinkConstants = link.FITTED
 ) -> Speed:
     """The sum of the pieces that `doctor --card` timed on this machine."""
+    from gptfit.plan import calibration  # late: few machines have been calibrated
+
     parts = calibration.step_parts(setting, found)
     per_step = sum(parts[name] for name in calibration.PER_UPDATE)
     micro_s = (sum(parts.values()) - per_step) / setting.accumulation

@@ -31,6 +31,24 @@ MOST_COLUMNS = 10_000  # rich fills a table up to its width
 HELP_WIDTH = 78
 
 
+def card_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="a card, e.g. 4070; unlike ones: 4090+3090; cpu; here (default): this machine"
+    )
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many of them per machine (default 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="M", help="how many such machines (default 1)")
+    parser.add_argument(
+        "--network", type=float, metavar="GBITS", help="between the machines, Gbit/s each (default: usual)"
+    )
+    parser.add_argument("--vram", type=float, metavar="GIB", help="memory of the card, where it is not the usual")
+    parser.add_argument(
+        "--data", metavar="PATH", help="a prepared folder, a Parquet file, or a public name (openwebtext)"
+    )
+    parser.add_argument("--text-column", default="text", metavar="NAME", help="of the Parquet file (default text)")
+    parser.add_argument("--watts", type=float, help="power at the wall while training, for the electricity")
+    parser.add_argument("--json", action="store_true", help="print JSON with stable names")
+
+
 def config_arguments(parser: argparse.ArgumentParser) -> None:
     """`[CONFIG.py ...] [--key=value ...]` in any order, as nanoGPT's configurator takes them."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG.py", help="nanoGPT-style config files, later ones win")

@@ -35,24 +35,6 @@ class Card:
     host_free_bytes: float | None = None  # of main memory beside it, where that is known
 
 
-def card_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="a card, e.g. 4070; unlike ones: 4090+3090; cpu; here (default): this machine"
-    )
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many of them per machine (default 1)")
-    parser.add_argument("--nodes", type=int, default=1, metavar="M", help="how many such machines (default 1)")
-    parser.add_argument(
-        "--network", type=float, metavar="GBITS", help="between the machines, Gbit/s each (default: usual)"
-    )
-    parser.add_argument("--vram", type=float, metavar="GIB", help="memory of the card, where it is not the usual")
-    parser.add_argument(
-        "--data", metavar="PATH", help="a prepared folder, a Parquet file, or a public name (openwebtext)"
-    )
-    parser.add_argument("--text-column", default="text", metavar="NAME", help="of the Parquet file (default text)")
-    parser.add_argument("--watts", type=float, help="power at the wall while training, for the electricity")
-    parser.add_argument("--json", action="store_true", help="print JSON with stable names")
-
-
 def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Card:
     """`--gpu`, else the config's, else this machine's card or, without one, its CPU; 'here' is the same in a word."""
     positive("--gpus", args.gpus)

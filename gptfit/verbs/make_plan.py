@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from gptfit import measured
-from gptfit.config.start_model import is_pretrained, known_shape, with_model_of
-from gptfit.plan.plan import plan
-from gptfit.plan.result import Plan
 from gptfit.units import GIB
-from gptfit.verbs.common import config_arguments, load_unchecked, recipe_argument
-from gptfit.verbs.gpu_and_data import (
-    card_arguments,
-    find_card,
-    find_data,
-    positive,
-    processes_of,
-    spread_of,
-    vocab_size,
-)
+from gptfit.verbs.common import card_arguments, config_arguments, load_unchecked, recipe_argument
+
+if TYPE_CHECKING:
+    from gptfit.plan.result import Plan
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +23,12 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plan(args: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
-    """The plan, and remarks about the config files."""
+    """The plan, and remarks about the config files. Imported late, as `plan --help` needs none of it."""
+    from gptfit import measured
+    from gptfit.config.start_model import is_pretrained, known_shape, with_model_of
+    from gptfit.plan.plan import plan
+    from gptfit.verbs.gpu_and_data import find_card, find_data, positive, processes_of, spread_of, vocab_size
+
     loaded = load_unchecked(args)
     config, measurements = loaded.config, measured.read()
     if is_pretrained(config) and (known := known_shape(config.init_from)):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gptfit.config.keys import TrainConfig
-from gptfit.plan.result import Plan
 from gptfit.verbs.common import check_new_config, print_json, write_config
 from gptfit.verbs.make_plan import make_plan, plan_arguments
 from gptfit.verbs.serve import address_arguments, serve
+
+if TYPE_CHECKING:
+    from gptfit.plan.result import Plan
 
 HELP = "What a config will do on a GPU: memory, speed, time, loss, and what is wrong with it."
 

@@ -17,8 +17,8 @@ from gptfit.plan.candidates import Wish
 from gptfit.plan.propose import Proposal, Proposals, propose
 from gptfit.plan.vocabulary import SIZES
 from gptfit.units import GIB, duration, si
-from gptfit.verbs.common import check_new_config, print_json, write_config
-from gptfit.verbs.gpu_and_data import card_arguments, find_card, find_data, positive, processes_of, vocab_size
+from gptfit.verbs.common import card_arguments, check_new_config, print_json, write_config
+from gptfit.verbs.gpu_and_data import find_card, find_data, positive, processes_of, vocab_size
 from gptfit.verbs.next_commands import next_commands
 
 HELP = "Find the shape, micro-batch and horizon with the lowest expected loss within your hours, memory and data."

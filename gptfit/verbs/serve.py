@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import secrets
-import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gptfit.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    import socket
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
@@ -23,6 +25,8 @@ def address_arguments(parser: argparse.ArgumentParser) -> None:
 
 def serve(folder: Path, args: argparse.Namespace, plan_args: argparse.Namespace, page: str = "") -> int:
     """The pages of `folder` and the plan page; `page` is the one whose address is printed."""
+    import secrets
+
     import uvicorn
 
     from gptfit.pages.idle_connections import Impatient, raise_descriptor_limit
@@ -46,6 +50,8 @@ def serve(folder: Path, args: argparse.Namespace, plan_args: argparse.Namespace,
 
 def _bind(host: str, port: int) -> socket.socket:
     """Listening before the address is printed, so that whoever opens it at once is served."""
+    import socket
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -67,6 +73,8 @@ def _address(host: str, port: int, page: str, token: str | None) -> str:
 
 def _own_address(host: str) -> str:
     """The address other machines reach this one under; connecting a datagram socket sends nothing."""
+    import socket
+
     family, elsewhere = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -125,7 +126,7 @@ def disk_with(monkeypatch: pytest.MonkeyPatch, *frees: int) -> None:
     def usage(_: object) -> Any:
         return type("Usage", (), {"free": answers.pop(0) if len(answers) > 1 else answers[0]})
 
-    monkeypatch.setattr(files.shutil, "disk_usage", usage)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
 
 
 def test_a_disk_that_cannot_hold_one_checkpoint_is_refused_before_the_first_step(
@@ -158,7 +159,7 @@ def test_room_is_made_from_kept_checkpoints_before_anything_is_given_up(
     train(small_config(max_iters=4, eval_interval=1, keep_checkpoints=2))
     assert len(list((tmp_path / "out").glob("ckpt-*.pt"))) == 2
     monkeypatch.setattr(
-        files.shutil,
+        shutil,
         "disk_usage",
         lambda folder: type("Usage", (), {"free": 0 if list(Path(folder).glob("ckpt-*.pt")) else 10**9}),
     )
