@@ -16,13 +16,14 @@ import torch
 from gptfit.config.keys import TrainConfig
 from gptfit.device import device as devices
 from gptfit.device import nvml as readings
-from gptfit.device.device import exact_products, find_device, is_out_of_memory
+from gptfit.device.device import Device, exact_products, find_device, is_out_of_memory
 from gptfit.device.local_gpu import local_gpu, used_bytes
 from gptfit.device.nvml import card_readings, context_bytes
 from gptfit.plan.memory import FITTED, predict
+from gptfit.plan.resolve import setting_of
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
-from gptfit.train.engine import CHUNK_TOKENS, loss_chunk_tokens
+from gptfit.train.place import place_of
 from tests import cuda_stand_in
 from tests.cuda_stand_in import GIB, Card, install
 
@@ -191,10 +192,15 @@ def test_chunks_are_for_what_does_not_fit_whole_and_for_nothing_else(
     card.others = card.total - card.context - free
     config = TrainConfig(device="cuda", dtype="bfloat16", batch_size=batch, gradient_accumulation_steps=8)
     shape = ModelShape(12, 12, 768, 1024, vocab)
-    chunk = loss_chunk_tokens(config, shape, find_device(config), compiled)
+    chunked = is_chunked(config, shape, find_device(config), compiled)
     setting = Setting(shape, micro_batch=batch, accumulation=8, compile=compiled)
     fits_whole = predict(setting).device.value <= free + FITTED.context_bytes
-    assert chunk == (0 if fits_whole else CHUNK_TOKENS)
+    assert chunked is not fits_whole
+
+
+def is_chunked(config: TrainConfig, shape: ModelShape, device: Device, compiled: bool) -> bool:
+    """What training decides for `chunked_loss = 'auto'`."""
+    return setting_of(config, shape, place_of(device, compiled)).chunked_loss
 
 
 def test_auto_is_right_where_one_constant_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +208,9 @@ def test_auto_is_right_where_one_constant_was_wrong(monkeypatch: pytest.MonkeyPa
     install(monkeypatch, Card(others=GIB))
     keys: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "gradient_accumulation_steps": 8}
     eager = TrainConfig(batch_size=8, compile=False, **keys)
-    assert loss_chunk_tokens(eager, SMALL, find_device(eager), compiled=False) == CHUNK_TOKENS
+    assert is_chunked(eager, SMALL, find_device(eager), compiled=False)
     compiled = TrainConfig(batch_size=12, **keys)
-    assert loss_chunk_tokens(compiled, SMALL, find_device(compiled), compiled=True) == 0
+    assert not is_chunked(compiled, SMALL, find_device(compiled), compiled=True)
 
 
 def test_memory_a_process_holds_already_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +218,7 @@ def test_memory_a_process_holds_already_counts_as_free(monkeypatch: pytest.Monke
     config = TrainConfig(device="cuda", dtype="bfloat16", batch_size=10, gradient_accumulation_steps=8)
     device = find_device(config)
     card.reserved = 3 * GIB
-    assert loss_chunk_tokens(config, SMALL, device, compiled=True) == 0
+    assert not is_chunked(config, SMALL, device, compiled=True)
 
 
 def test_an_exact_loss_is_computed_with_all_digits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from gptfit.errors import ConfigError
 from gptfit.logs.runlog import read_run
 from gptfit.model.build import build_model
 from gptfit.shape import ModelShape
-from gptfit.train.parallel import Replicated
+from gptfit.train.parallel import Passes, Replicated
 from gptfit.train.setup import check_processes
 from gptfit.train.train import train
 from tests.several import free_port
@@ -97,10 +97,11 @@ def test_gradients_are_views_into_what_is_exchanged_and_stay_there(tmp_path: Pat
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         model = build_model(ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64))
-        parallel = Replicated(model, Device(torch.device("cpu"), "cpu", "float32", None), Processes(0, 1, 0))
+        device = Device(torch.device("cpu"), "cpu", "float32", None)
+        parallel = Replicated(model, dict(model.named_parameters()), device, Processes(0, 1, 0))
         ids = torch.arange(32).view(2, 16)
         for _ in range(3):  # the second backward pass sorts the buckets anew
-            parallel.begin()
+            parallel.begin(Passes(updates=1))
             parallel.forward(ids, ids.clone(), is_last=True).backward()
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             parallel.forget_gradients(torch.optim.SGD(model.parameters()))
