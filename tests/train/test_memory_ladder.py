@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 from itertools import combinations
@@ -119,12 +118,12 @@ def test_a_run_killed_on_the_last_rungs_ends_as_one_that_was_not(small_config: M
     keys = {**HOST, "checkpoint_activations": "wide", "max_iters": 40, "eval_interval": 2, "lr_decay_iters": 40}
     whole = small_config(**keys, out_dir=str(tmp_path / "whole"))
     train(whole)
-    killed = start_gptfit(small_config(**keys), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = start_gptfit(small_config(**keys))
     saved = tmp_path / "out" / "ckpt.pt"
     while killed.poll() is None and not saved.exists():
         time.sleep(0.02)
     killed.kill()
-    killed.wait()
+    killed.communicate()
     assert load_checkpoint(tmp_path / "out").iter_num < 40
     train(small_config(**keys, init_from="resume"))
     ends = [load_checkpoint(tmp_path / name) for name in ("whole", "out")]
