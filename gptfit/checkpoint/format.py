@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from gptfit.checkpoint.sane import check_sums, check_values
 from gptfit.config.keys import INGREDIENTS
 from gptfit.device.processes import own_rows
 from gptfit.errors import GptfitError, RunError
+from gptfit.files import reason_of, remedy_of
 from gptfit.model.base import LanguageModel
 from gptfit.shape import ModelShape
 
@@ -94,7 +94,10 @@ def _copied(value: Any) -> Any:
 
 def best_of(path: Path) -> Path:
     """What to use of a run folder: the checkpoint with the lowest validation loss if the run kept one."""
-    return path / BEST if os.path.isfile(path / BEST) else path  # Path.is_file raises where it may not look
+    try:
+        return path / BEST if (path / BEST).is_file() else path
+    except OSError as error:  # a disk that does not answer must not make it another model
+        raise RunError(f"{path / BEST}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
 
 
 def load_checkpoint(path: str | Path, lazy: bool = False, verify: bool = True) -> Checkpoint:

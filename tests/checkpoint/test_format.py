@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gptfit.checkpoint.format import LAST, load_checkpoint
+from gptfit.checkpoint.format import BEST, LAST, best_of, load_checkpoint
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
 from gptfit.errors import RunError
@@ -96,3 +97,20 @@ def test_nanogpts_decay_groups(small_config: MakeConfig) -> None:
     assert sum(p.numel() for p in others["params"]) == sum(
         weight.size for weight in shape.weights() if not weight.decays
     )
+
+
+def test_a_best_model_that_the_disk_does_not_show_is_not_replaced_by_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / BEST).write_bytes(b"")
+    assert best_of(tmp_path) == tmp_path / BEST
+    real = os.stat
+
+    def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith(BEST):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(RunError, match="cannot be read"):
+        best_of(tmp_path)

@@ -86,7 +86,7 @@ def _plan(folder: Path) -> list[str]:
 
 
 def _propose(folder: Path) -> list[str]:
-    words = ["--gpu=4070", "--hours=0.1", f"--data={folder / 'tiny'}"]
+    words = ["--gpu=4070", "--hours=2", f"--data={folder / 'tiny'}"]
     return ["propose", *words, f"--write={folder / 'new' / 'mine.py'}"]
 
 
