@@ -30,6 +30,8 @@ PROPERTIES = {
     "max_threads_per_block": 1024,
     "warp_size": 32,
     "L2_cache_size": 36 * 1024**2,
+    "shared_memory_per_block_optin": 101376,
+    "gcnArchName": "",  # asked of every card, told by AMD's
 }
 
 
