@@ -15,8 +15,8 @@ from gptfit.model.fp8 import Fp8Layers
 from gptfit.train.batches import Batch
 
 WATCHED_STEPS = 20
-# Nats between the two formats' losses on the same batches with the same weights. Seeds alone put runs 0.008 apart at 5M
-# parameters and 0.0013 from 100M on (compare/noise.py); emulated fp8 lies within 0.002 of bfloat16 (docs/formulas.md).
+# Nats between the two formats' losses on the same batches with the same weights; a choice, not a measurement. Seeds alone
+# put runs 0.008 apart at 5M parameters and 0.0013 from 100M on (compare/noise.py).
 NOISE = 0.01
 
 
