@@ -91,7 +91,8 @@ def config(keys: dict[str, Any]) -> TrainConfig:
 
 def setting(keys: dict[str, Any]) -> Setting:
     found = config(keys)
-    return replace(setting_of(found, found.shape(), Place("cuda", "bfloat16")), compile=False)
+    # gptfit's model returns the loss alone; a plan of GPT-2 counts nanoGPT's, which returns its logits too.
+    return replace(setting_of(found, found.shape(), Place("cuda", "bfloat16")), compile=False, logits="replaced")
 
 
 def slowdowns() -> dict[str, float]:

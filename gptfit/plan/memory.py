@@ -169,6 +169,8 @@ def logit_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
         return LOGIT_TENSORS[setting.way_of_logits] * one + setting.element_bytes * shape.vocab_size * shape.n_embd
     # In float32 the logits themselves are twice as wide.
     per_logit = constants.logit_bytes_eager + (2 if setting.dtype == "float32" else 0)
+    if setting.logits == "replaced":  # a model that returns a loss does not keep them beside their gradient
+        per_logit -= setting.element_bytes
     return per_logit * tokens * shape.vocab_size
 
 
