@@ -10,7 +10,6 @@ from pathlib import Path
 
 from gptfit.config.keys import NANOGPT_VOCAB_SIZE, TrainConfig
 from gptfit.dataset import data_folder, read_dataset
-from gptfit.device.host_memory import free_host_bytes
 from gptfit.device.local_gpu import local_gpu
 from gptfit.errors import DataError, DeviceError, UsageError
 from gptfit.estimate import Estimate
@@ -69,6 +68,8 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Ca
         return Card(gpu)
     # NVML counts what the driver itself holds, which the data sheet's size includes.
     hidden = max(0.0, gpu.vram_gib * GIB - mine.total_bytes)
+    from gptfit.device.host_memory import free_host_bytes  # late: most plans are for a card that is elsewhere
+
     return Card(gpu, mine.name, mine.used_bytes + hidden, host_free_bytes=free_host_bytes())
 
 
