@@ -145,9 +145,9 @@ class CompiledStep:
         Autograd makes one for an output from which no loss was computed. The loop's variable names the logits until the
         next ones are there.
         """
-        if self.setting.way_of_logits == "replaced":
+        if self.setting.logits == "replaced":
             return logits
-        if self.setting.way_of_logits == "kept":
+        if self.setting.logits == "kept":
             gradient = self.memory.take(2 * self.logits)
             self.memory.give_back(logits)
             return gradient

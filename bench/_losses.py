@@ -8,10 +8,14 @@ from pathlib import Path
 
 from gptfit.estimate import Estimate
 from gptfit.plan import loss
+from gptfit.shape import ModelShape
 
 LOSSES = Path(__file__).resolve().parent.parent / "tests" / "losses.csv"
 NANOCHAT = LOSSES.with_name("losses_nanochat.csv")  # one recipe, with value tables
 NANOCHAT_WIDTHS = {"d12": 768, "d20": 1280}
+# nanochat's layers by the parameters of its iso-FLOP optima and of d26; 64 channels per layer, 32,768 entries.
+ISO_FLOP_LAYERS = {110_700_000: 12, 167_800_000: 14, 250_650_000: 16, 381_760_000: 19, 918_000_000: 26}
+ISO_FLOP_VOCABULARY = 32_768
 
 # Points that are no run of a known recipe: zero-shot evaluations, disputed counts, bugs, extra embedding tables.
 UNUSABLE = ("zero-shot", "reproduction (blog)", "locuslab", "speedrun", "modded Muon", "@400k", "May 2024", "FGPT")
@@ -47,6 +51,10 @@ class Point:
         return self.tokenizer.startswith("gpt2") and self.kind is not None and not self.modern
 
     @property
+    def is_iso_flop(self) -> bool:
+        return bool(self.value_tables) and self.kind == "fineweb-edu"
+
+    @property
     def shape_only(self) -> bool:
         return self.name.startswith("Gadre") and "x0.25" not in self.name and self.parameters >= 30e6
 
@@ -70,9 +78,8 @@ class Point:
 
     @property
     def law_error(self) -> float:
-        counted, worth = loss.tables_effect(self.parameters, self.value_tables)
-        value = loss.token_value(self.arch, self.optimizer) * worth
-        return self.val_loss - loss.law_loss(self.parameters + counted, self.tokens, self.unique_tokens, value)
+        recipe = self.arch, self.optimizer, self.value_tables
+        return self.val_loss - loss.recipe_loss(self.parameters, self.tokens, self.unique_tokens, *recipe)
 
     @property
     def inside_left_out(self) -> bool:
@@ -125,4 +132,22 @@ def read_nanochat(path: Path = NANOCHAT) -> list[Point]:
             kind, val_loss = loss.dataset_kind(row["dataset"]), float(row["val_loss_nats"])
             given = (row["name"], row["dataset"], kind, row["tokenizer"], parameters, tokens, tokens, val_loss)
             points.append(Point(*given, use=row["use_in_fit"], arch="modern", optimizer="muon", value_tables=tables))
+    return points
+
+
+def read_iso_flop(path: Path = LOSSES) -> list[Point]:
+    """nanochat on FineWeb-Edu in its own vocabulary, whose losses are given per GPT-2 token."""
+    points = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            layers = ISO_FLOP_LAYERS.get(round(float(row["params_tied_equiv"] or 0)))
+            if not row["name"].startswith("nanochat") or layers is None:
+                continue
+            shape = ModelShape(
+                layers, 1, 64 * layers, 2048, ISO_FLOP_VOCABULARY, arch="modern", value_embeddings="tables"
+            )
+            tokens, parameters = float(row["tokens_seen"]), loss.law_parameters(shape)
+            kind, val_loss = loss.dataset_kind(row["dataset"]), float(row["val_loss_nats"])
+            given = (row["name"], row["dataset"], kind, row["tokenizer"], parameters, tokens, tokens, val_loss)
+            points.append(Point(*given, "no", "modern", "muon", shape.value_tables))
     return points

@@ -64,6 +64,7 @@ def photograph(page: Path, target: Path) -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         tab = browser.new_page(viewport={"width": 1100, "height": 1320})
+        tab.set_default_timeout(180_000)  # of milliseconds; the page carries plotly, and other programs may be at work
         tab.goto(page.as_uri())
         tab.wait_for_selector(".main-svg")
         tab.wait_for_timeout(1000)  # plotly sizes its charts once more after drawing them

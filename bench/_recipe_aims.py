@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import statistics
 
-from _recipe_compare import STEP_TARGET, Comparison, spread
+import _losses
+from _recipe_compare import STEP_TARGET, Comparison, seeds, spread
 from _recipe_epochs import CASES, gains_of
 from _recipe_epochs import TARGET as EPOCHS_TARGET
-from _recipe_groups import HORIZONS, WHOLE, read_groups
+from _recipe_groups import HORIZONS, SHARE, WHOLE, read_groups, shorter_line
 from _recipe_groups import KEPT as GROUPS_KEPT
 from _recipe_own import FACTS, OwnFacts, own_curves
 from _recipe_own import TARGET as OWN_TARGET
@@ -15,7 +17,7 @@ from _recipe_runs import REPO, Kept
 
 TRIED = REPO / "bench" / "recipe_tried.jsonl"
 NOT_YET = "not measured yet"
-GROUPS_SHARE = 0.75  # of the first edition's tokens
+EARLIER_ERROR, EARLIER_WIDTH = 0.098, 0.25  # of the law for nanochat's points before it knew their recipe (e77022c)
 SHARES = {"5M": 10.0, "30M": 6.5}  # of nanoGPT's tokens
 
 
@@ -30,22 +32,19 @@ def aim_lines(comparisons: list[Comparison]) -> list[str]:
         )
     steps = [f"{found.setup.name} {_step(found):.2f}" for found in second.values() if found.is_timed]
     lines.append(f"| a step at most {STEP_TARGET:.2f} times gpt2's | {', '.join(steps) or NOT_YET} |")
-    lines.append(f"| the first edition's loss with {GROUPS_SHARE} of its tokens | {_groups()} |")
+    lines.append(f"| the first edition's loss with {SHARE} of its tokens | {_groups()} |")
     lines.append(f"| own vocabulary: 1/{OWN_TARGET:g} of nanoGPT's seconds at 30M | {_own()} |")
     lines.append(f"| 16 epochs of 1M tokens: {EPOCHS_TARGET} nats below the plain recipe | {_epochs()} |")
+    lines.append(f"| loss law: every given point inside its range by recipe, the range narrower | {_law()} |")
     return [*lines, ""]
 
 
 def _tokens(found: Comparison | None) -> str:
     if found is None:
         return NOT_YET
-    target = f"{found.target:.3f}"
-    if not found.is_reached:
-        finals = spread([curve.final for curve in found.ours], 3)
-        return (
-            f"missed: {finals} after 1/{found.setup.share:g} of the tokens instead of {target}, {len(found.ours)} seeds"
-        )
-    return f"1/{spread(found.tokens_ratios, 1)}, {len(found.ours)} seeds"
+    finals = spread([curve.final for curve in found.ours], 3)
+    ended = f"{finals} after 1/{found.setup.share:g} of the tokens instead of {found.target:.3f}, {seeds(found.ours)}"
+    return f"1/{spread(found.tokens_ratios, 1)}: {ended}" if found.is_reached else f"missed: {ended}"
 
 
 def _step(found: Comparison) -> float:
@@ -57,7 +56,9 @@ def _groups() -> str:
     for steps in HORIZONS:
         for row in read_groups(kept, steps):
             if row.group is WHOLE and row.tokens_share:
-                said.append(f"{row.tokens_share:.2f} after {steps:,} steps, {len(row.curves)} seeds")
+                said.append(f"{row.tokens_share:.2f} on the way to {steps:,} steps, {len(row.curves)} seeds")
+                first = statistics.fmean(curve.final for curve in row.before)
+                said += [line] if (line := shorter_line(kept, steps, first)) else []
     return ", ".join(said) or NOT_YET
 
 
@@ -73,6 +74,18 @@ def _own() -> str:
 def _epochs() -> str:
     said = [f"{case.setup.name[7:]} tokens: {spread(gains, 3)}" for case in CASES if (gains := gains_of(case))]
     return ", ".join(said) or NOT_YET
+
+
+def _law() -> str:
+    tables = _losses.read_nanochat()
+    points = [*(point for point in _losses.read() if point.use != "no"), *tables, *_losses.read_iso_flop()]
+    inside = sum(point.inside for point in points)
+    width = statistics.fmean(point.predicted.high - point.predicted.low for point in tables)
+    largest = max(abs(point.val_loss - point.predicted.value) for point in tables)
+    return (
+        f"{inside} of {len(points)} inside; nanochat's {len(tables)} within {largest:.3f} (before: {EARLIER_ERROR}), "
+        f"their range {width:.2f} wide on average (before: {EARLIER_WIDTH})"
+    )
 
 
 def tried_lines() -> list[str]:

@@ -40,13 +40,14 @@ class Case:
 VOCABULARY["own"] = OWN_VOCABULARY
 CASES = (
     Case(100_000, Setup("epochs 100k", "own", 3, 2, 128, 128, 16, steps=0, rates=(), eval_iters=12)),
-    Case(1_000_000, Setup("epochs 1M", "own", 6, 4, 256, 256, 16, steps=0, rates=(), eval_iters=8)),
+    Case(1_000_000, Setup("epochs 1M", "own", 3, 2, 128, 128, 32, steps=0, rates=(), eval_iters=6)),
 )
 
 
 def plain_keys(setup: Setup) -> dict[str, Any]:
     """What the recipe sets for data that is seen once."""
-    return {**setup.edition_keys, "weight_decay": WEIGHT_DECAY, "dropout": 0.0, "shuffle_documents": False}
+    once = {"weight_decay": WEIGHT_DECAY, "dropout": 0.0, "shuffle_documents": False}
+    return second_edition(setup.shape("modern")) | once
 
 
 def preset_keys(setup: Setup) -> dict[str, Any]:

@@ -28,6 +28,7 @@ SETUP = Setup("groups", "own", 6, 4, 256, 256, 8, steps=4_096, rates=(), eval_it
 HORIZONS = (192, SETUP.steps)  # steps of the runs that docs/recipe.md looks for
 EVALUATIONS = 3  # per run, after the one before the first step
 SEEDS = 3
+SHARE = 0.75  # of the first edition's tokens, with which the recipe is to reach its final loss
 WIDTH = 118
 
 
@@ -110,10 +111,25 @@ def prepare_own(sources: Sequence[Path], folder: Path, size: int = OWN_VOCABULAR
     return out
 
 
-def run_name(keys: dict[str, Any], seed: int, steps: int) -> str:
-    setup, keys = replace(SETUP, steps=steps), FIRST_EDITION | keys
+def run_name(keys: dict[str, Any], seed: int, steps: int, setup: Setup = SETUP) -> str:
+    keys = FIRST_EDITION | keys
     said = " ".join(f"{key}={value}" for key, value in keys.items() if FIRST_EDITION[key] != value) or "first edition"
     return f"{setup.name} {said} seed {seed} steps {steps}, {fingerprint(setup.keys | keys)}"
+
+
+def shorter(steps: int) -> Setup:
+    """The share of the tokens of a first edition of so many steps, with the batch the recipe takes for them."""
+    return replace(SETUP, steps=steps, share=1 / SHARE).with_recipes_batch
+
+
+def recipe_keys(setup: Setup) -> dict[str, Any]:
+    """What the recipe sets for a run of this length, where the first edition had something else."""
+    return {key: value for key, value in setup.edition_keys.items() if key in FIRST_EDITION}
+
+
+def shorter_name(steps: int, seed: int) -> str:
+    setup = shorter(steps)
+    return run_name(recipe_keys(setup), seed, setup.our_steps, setup.ours)
 
 
 Curves = Callable[[dict[str, Any]], list[Curve]]
@@ -143,7 +159,15 @@ def run_groups(runner: Runner, kept: Kept, seeds: int, jobs: int, steps: int = S
         make = partial(sharing.gptfit_curve, replace(SETUP, steps=steps), seed, **changes | FIRST_EDITION | keys)
         return kept.get(run_name(keys, seed, steps), make)
 
+    def planned_shorter(seed: int) -> Curve:
+        setup, length = shorter(steps), shorter(steps).our_steps
+        changes = {"max_iters": length, "eval_interval": length, "compile": False, "log_interval": 1}
+        make = partial(sharing.gptfit_curve, setup.ours, seed, **changes | FIRST_EDITION | recipe_keys(setup))
+        return kept.get(shorter_name(steps, seed), make)
+
     with ThreadPoolExecutor(jobs) as pool:
+        finals = [curve.final for curve in pool.map(planned_shorter, range(1, seeds + 1))]
+        print(f"planned for {SHARE:g} of {steps} steps: {spread(finals, 4)}", flush=True)
         for found in walk(lambda keys: list(pool.map(partial(curve, keys), range(1, seeds + 1)))):
             said = "kept" if found.is_kept else "not kept"
             print(f"{said}: {found.group.name}: gain {spread(found.gains, 4)}", flush=True)
@@ -159,13 +183,43 @@ def read_groups(kept: Kept, steps: int) -> list[Found]:
     return list(walk(curves))
 
 
+def read_shorter(kept: Kept, steps: int) -> list[Curve]:
+    """The recipe's runs that were planned for the share of the tokens."""
+    found = (kept.find(shorter_name(steps, seed)) for seed in range(1, SEEDS + 1))
+    return [curve for curve in takewhile(bool, found) if curve]
+
+
+def shorter_line(kept: Kept, steps: int, first: float) -> str:
+    """What they say beside the first edition's loss after all tokens."""
+    curves = read_shorter(kept, steps)
+    if not curves:
+        return ""
+    finals = [curve.final for curve in curves]
+    missed = statistics.fmean(finals) - first
+    verdict = "reached" if missed <= 0 else f"missed by {missed:.3f} nats"
+    seeds = f"{len(curves)} seed{'s' * (len(curves) > 1)}"
+    each = f"{shorter(steps).ours.tokens_per_step:,} tokens per step"
+    return (
+        f"planned for {SHARE:g} of the tokens of {steps:,} steps, {each}: {spread(finals, 4)} instead of {first:.4f}, "
+        f"{curves[0].how}, {seeds}: {verdict}"
+    )
+
+
 def group_lines() -> list[str]:
     """The section of docs/recipe.md."""
     kept, lines = Kept(KEPT), []
     for steps in HORIZONS:
         if rows := read_groups(kept, steps):
             lines += ["", *_table(rows, steps)]
+            first = statistics.fmean(curve.final for curve in rows[0].before)
+            if said := shorter_line(kept, steps, first):
+                about = f"The recipe as it is, with batch and momentum of its length ({_keys_parameters(steps):,} parameters), {said}."
+                lines += ["", *textwrap.wrap(about, WIDTH)]
     return lines
+
+
+def _keys_parameters(steps: int) -> int:
+    return parameters(FIRST_EDITION | recipe_keys(shorter(steps)))
 
 
 def _table(rows: list[Found], steps: int) -> list[str]:

@@ -20,11 +20,11 @@ KEPT = REPO / "bench" / "recipe_own.jsonl"
 FACTS = REPO / "bench" / "recipe_own.json"
 SIZE = 8_192  # what published fits have as the best at 6 x 384
 VOCABULARY["own8k"] = SIZE
-SETUP = Setup("30M own", "own8k", 6, 6, 384, 256, 16, steps=736, rates=(), eval_iters=12, share=6.5)
+SETUP = Setup("30M own", "own8k", 6, 6, 384, 256, 16, 736, rates=(), eval_iters=12, share=8).with_recipes_batch
 SETUP30 = replace(SETUP, tokenizer="gpt2")
 EVALUATIONS = 2
 TARGET = 15.0  # nanoGPT's training seconds over ours
-TIMED_STEPS = 4
+TIMED_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class OwnFacts:
     gpt2_bytes_per_token: float
     nanogpt_loss: float  # nats per GPT-2 token: the mean of its seeds' last checkpoints
     nanogpt_ms: float
+    our_ms: float  # of a step, both measured in one go
 
     @property
     def target_bits(self) -> float:
@@ -52,26 +53,29 @@ class OwnFacts:
         reached = curve.reach(self.target_loss)
         if reached is None:
             return None
-        return SETUP.steps * self.nanogpt_ms / (reached / SETUP.tokens_per_step * curve.ms_per_step)
+        return SETUP.steps * self.nanogpt_ms / (reached / SETUP.ours.tokens_per_step * self.our_ms)
 
 
 def run_name(seed: int) -> str:
-    keys = fingerprint(SETUP.keys | SETUP.edition_keys)
+    keys = fingerprint(SETUP.ours.keys | SETUP.edition_keys)
     return f"{SETUP.name} modern seed {seed} steps {SETUP.our_steps}, {keys}"
 
 
-def run_own(runner: Runner, gpt2: Runner, kept: Kept, seeds: int) -> None:
-    """Both programs' times here and now: to be run alone on the machine."""
+def run_own(runner: Runner, gpt2: Runner, kept: Kept, seeds: int, is_timed: bool) -> None:
+    """Losses may be had beside other work; both programs' times, one after the other, only alone on the machine."""
+    every = {"max_iters": SETUP.our_steps, "eval_interval": SETUP.our_steps // EVALUATIONS, "compile": False}
+    for seed in range(1, seeds + 1):
+        kept.get(run_name(seed), partial(runner.gptfit_curve, SETUP.ours, seed, **every, log_interval=1))
+    if not is_timed:
+        return
     usual = next(found for found in read_found() if found.setup.name == "30M")
     steps = {"max_iters": TIMED_STEPS, "lr_decay_iters": TIMED_STEPS, "eval_interval": TIMED_STEPS, "eval_iters": 1}
-    timed = gpt2.nanogpt_curve(replace(usual.setup, eval_iters=1), usual.rate, 1, **steps, log_interval=1)
+    nanogpt = gpt2.nanogpt_curve(replace(usual.setup, eval_iters=1), usual.rate, 1, **steps, log_interval=1)
+    ours = runner.gptfit_curve(SETUP.ours, 1, **every | {"log_interval": 1} | steps)
     own, theirs = (val_bytes_per_token(which.data) for which in (runner, gpt2))
     loss = statistics.fmean(curve.final for curve in usual.theirs)
-    facts = OwnFacts(own, theirs, loss, timed.ms_per_step)
+    facts = OwnFacts(own, theirs, loss, nanogpt.ms_per_step, ours.ms_per_step)
     FACTS.write_text(json.dumps(facts.__dict__, indent=1) + "\n", encoding="utf-8")
-    every = {"max_iters": SETUP.our_steps, "eval_interval": SETUP.our_steps // EVALUATIONS, "compile": True}
-    for seed in range(1, seeds + 1):
-        kept.get(run_name(seed), partial(runner.gptfit_curve, SETUP, seed, **every, log_interval=1))
 
 
 def val_bytes_per_token(folder: Path) -> float:
@@ -104,9 +108,9 @@ def _row(facts: OwnFacts, curves: Sequence[Curve]) -> str:
     ratios = [ratio for curve in curves if (ratio := facts.seconds_ratio(curve))]
     all_reached = len(ratios) == len(curves)
     said = f"1/{spread(ratios, 1)} (aim 1/{TARGET:g})" if all_reached else f"reached by {len(ratios)} of {len(curves)}"
-    bits, ms = [facts.bits(c.final) for c in curves], [c.ms_per_step for c in curves]
+    bits = [facts.bits(curve.final) for curve in curves]
     seeds = f"{len(curves)} seed{'s' * (len(curves) > 1)}"
     return (
         f"| modern, edition 2, its own {SIZE:,}, {si(SETUP.parameters('modern', 2))} parameters, {curves[0].how}, {seeds} "
-        f"| {spread(bits, 3)} | {SETUP.our_steps} | {spread(ms, 0)} | {said} |"
+        f"| {spread(bits, 3)} | {SETUP.our_steps} | {facts.our_ms:.0f} | {said} |"
     )

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 
 from gptfit.config.keys import TrainConfig
-from gptfit.config.recipe import second_edition
+from gptfit.config.recipe import least_tokens_per_step, second_edition, tokens_per_step
 from gptfit.logs.runlog import read_run
 from gptfit.shape import ModelShape
 
@@ -44,10 +44,26 @@ class Setup:
     rates: tuple[float, ...]  # nanoGPT's best of these is what we compare with
     eval_iters: int
     share: float = 4.0  # our horizon is nanoGPT's tokens over this
+    our_batch: int = 0  # windows per step of our recipe; 0: nanoGPT's
+
+    @property
+    def with_recipes_batch(self) -> Setup:
+        """Ours is what the recipe takes on a CPU for the horizon."""
+        least = least_tokens_per_step(self.n_embd, VOCABULARY[self.tokenizer], is_cpu=True)
+        step = tokens_per_step(self.tokens / self.share, least)
+        return replace(self, our_batch=step // self.block_size)
+
+    @property
+    def ours(self) -> Setup:
+        """The same tokens and the same evaluated windows with our batch."""
+        times = self.batch_size / (self.our_batch or self.batch_size)
+        steps, evals = round(self.steps * times), round(self.eval_iters * times)
+        return replace(self, batch_size=round(self.batch_size / times), steps=steps, eval_iters=evals, our_batch=0)
 
     @property
     def our_steps(self) -> int:
-        return round(self.steps / self.share)
+        """Of our batch."""
+        return round(self.ours.steps / self.share)
 
     @property
     def tokens_per_step(self) -> int:
@@ -71,8 +87,8 @@ class Setup:
 
     @property
     def edition_keys(self) -> dict[str, Any]:
-        """What the second edition sets for this model."""
-        return second_edition(self.shape("modern"))
+        """What the second edition sets for this model and our horizon."""
+        return second_edition(self.shape("modern"), max_iters=self.our_steps)
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,16 @@ from pathlib import Path
 import _facts as facts
 from scipy.optimize import least_squares
 
-from gptfit.plan import link, rates, speed
+from gptfit.plan import link, matmul_rate, speed
 
 OUT = Path(__file__).resolve().parent / "cross_validation.json"
 
 # (name, value a count or the data sheet suggests, how far it may stray in relative terms for one row's worth of pull)
 PRIORS = [
-    ("rates.geforce", 1.0, 0.3),
-    ("rates.full_rate", 0.9, 0.3),
-    ("rates.half_power_gddr", 0.9, 1.0),
-    ("rates.half_power_hbm", 0.5, 1.0),
+    ("matmul_rate.geforce", 1.0, 0.3),
+    ("matmul_rate.full_rate", 0.9, 0.3),
+    ("matmul_rate.half_power_gddr", 0.9, 1.0),
+    ("matmul_rate.half_power_hbm", 0.5, 1.0),
     ("speed.block_bytes", 150.0, 0.3),
     ("speed.logit_bytes", 12.0, 0.3),
     ("speed.micro_step_weight_bytes", 22.0, 0.4),
@@ -67,14 +67,14 @@ def main() -> int:
     return 0
 
 
-def constants(vector: list[float]) -> tuple[speed.Constants, rates.RateConstants, link.LinkConstants]:
-    found: dict[str, dict[str, float]] = {"speed": {}, "rates": {}, "link": {}}
+def constants(vector: list[float]) -> tuple[speed.Constants, matmul_rate.RateConstants, link.LinkConstants]:
+    found: dict[str, dict[str, float]] = {"speed": {}, "matmul_rate": {}, "link": {}}
     for (name, _, _), value in zip(PRIORS, vector, strict=True):
         kind, _, field = name.partition(".")
         found[kind][field] = float(value)
     return (
         replace(speed.FITTED, **found["speed"]),
-        replace(rates.FITTED, **found["rates"]),
+        replace(matmul_rate.FITTED, **found["matmul_rate"]),
         replace(link.FITTED, **found["link"]),
     )
 

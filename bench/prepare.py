@@ -19,14 +19,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from _lockshare import efficiency, lock_share
+from _many_workers import FILES, keep, lock_lines, measure_lock, measure_ray, ray_lines
 
 HERE = Path(__file__).resolve()
 SHARED = HERE.parent.parent.parent / "shared" / "data"
@@ -35,7 +33,6 @@ TARGETS = {"nanogpt": 25.0, "script": 6.0}
 # Others on the same machine can halve a core's speed for seconds: ours, which takes seconds, runs before, between and
 # after the others, which take minutes and average over it.
 ORDER = (*3 * ("gptfit",), "nanogpt", *3 * ("gptfit",), "script", *3 * ("gptfit",))
-PIECE_TOKENS = 2**19  # about what one batch of 2 MiB of text becomes
 SPEED_CHARS = 2e9  # of text in the speed part: the files are repeated until it is reached
 
 
@@ -59,6 +56,7 @@ def main() -> int:
         "--copies", type=int, help="how often the files are repeated (default: speed 2 GB of text, stages 4, kills 16)"
     )
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--keep", action="store_true", help="lock and ray: write the figures and docs/prepare.md")
     parser.add_argument("--work", type=Path, help="for contenders: source, then out")
     args = parser.parse_args()
     if args.part in CONTENDERS:
@@ -285,91 +283,21 @@ def kills(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
 
 def lock(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
     """How threads would scale: the share of a worker's time under the interpreter lock, and what 16 cores make of it."""
-    share = lock_share(files, args.copies or 8)
-    print(f"lock: a worker holds the interpreter lock for {share:.0%} of its time (CPython {sys.version.split()[0]})")
-    for threads in (2, 4, 8, 16):
-        print(f"  {threads:>2} threads of one process would work {efficiency(share, threads):.0%} of the time")
-    print("  so prepare starts a process per worker from 3 workers on (target: 80 % at 16 cores)")
-    raw = np.zeros(8 * 2**20, np.uint16)
-    seconds = merge_seconds(raw, folder)
-    print(f"  the one reader that joins them needs {seconds / (raw.nbytes / 1e9):.2f} CPU-s per GB of tokens")
-
-
-def merge_seconds(tokens: npt.NDArray[np.uint16], folder: Path) -> float:
-    """CPU-seconds to take these tokens out of a pipe and append them to a file."""
-    from gptfit.data.worker_processes import _read, _widen
-
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    _widen(ours)
-    child = context.Process(target=_pour, args=(theirs, tokens), daemon=True)
-    child.start()
-    theirs.close()
-    ours.recv()
-    began = time.process_time()
-    with open(folder / "merged.bin", "wb") as file:
-        for _ in range(0, len(tokens), PIECE_TOKENS):
-            file.write(_read(ours.fileno(), PIECE_TOKENS, "uint16").data)
-    spent = time.process_time() - began
-    child.join()
-    return spent
-
-
-def _pour(connection: Connection, tokens: npt.NDArray[np.uint16]) -> None:
-    connection.send("ready")
-    for first in range(0, len(tokens), PIECE_TOKENS):
-        left = tokens[first : first + PIECE_TOKENS].data.cast("B")
-        while left:
-            left = left[os.write(connection.fileno(), left) :]
+    found = measure_lock(files, args.copies or 8, folder)
+    print("lock:", *lock_lines(found), sep="\n  ")
+    if args.keep:
+        keep("lock", found)
 
 
 def ray(files: list[Path], folder: Path, args: argparse.Namespace) -> None:
     """1, 2 and 4 local Ray workers on the same files; then on paper what a cluster takes."""
     sources = folder / "sources"
     sources.mkdir()
-    size = sum(repeat(files, args.copies or 4, sources / f"{i:02d}.parquet") for i in range(8))
-    print(f"ray: 8 files, {size / 1e9:.2f}e9 characters of text, {os.cpu_count()} cores here")
-    seconds = {}
-    for workers in (1, 2, 4):
-        line = subprocess.run(
-            [sys.executable, "-c", RAY_PROGRAM.format(str(sources), str(folder / f"out{workers}"), workers)],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.split()
-        seconds[workers], tokens = float(line[0]), int(line[1])
-        ratio = seconds[1] / seconds[workers]
-        print(
-            f"  {workers} workers {seconds[workers]:6.1f} s, {tokens / seconds[workers] / 1e6:.1f} Mtokens/s, {ratio:.2f} x one"
-        )
-    on_paper(tokens / seconds[1])
-
-
-RAY_PROGRAM = """
-import ray, time
-from pathlib import Path
-from gptfit.data.options import PrepareOptions
-from gptfit.data.prepare import prepare
-ray.init(num_cpus={2}, include_dashboard=False, log_to_driver=False)
-began = time.perf_counter()
-info = prepare(PrepareOptions(({0!r},), Path({1!r}), engine="ray", workers={2}))
-print(time.perf_counter() - began, info.train.tokens)
-ray.shutdown()
-"""
-FINEWEB_TOKENS = 10e9 / 14  # of one file of the 10BT sample: 14 files of 2.15 GB
-FINEWEB_BYTES = 2.15e9
-
-
-def on_paper(tokens_per_s: float, files: int = 1000, machines: int = 32, cores: int = 16, gbits: float = 10.0) -> None:
-    """What a cluster takes at this one worker's pace, if nothing but cores and its disks' network limits it."""
-    computing = files * FINEWEB_TOKENS / (tokens_per_s * machines * cores)
-    moving = files * (FINEWEB_BYTES + 2 * FINEWEB_TOKENS) / (machines * gbits / 8 * 1e9)
-    shards = 4 * machines * cores
-    print(
-        f"  on paper: {files:,} FineWeb files ({files * FINEWEB_TOKENS / 1e9:.0f}B tokens) on {machines} machines of {cores} cores: "
-        f"{max(computing, moving) / 60:.1f} min ({computing / 60:.1f} computing, {moving / 60:.1f} reading and writing at "
-        f"{gbits:g} Gbit/s each), {shards:,} shards; a lost machine costs at most {max(computing, moving) / 4 / 60:.1f} min of {cores} of them"
-    )
+    size = sum(repeat(files, args.copies or 4, sources / f"{i:02d}.parquet") for i in range(FILES))
+    found = measure_ray(sources, size, folder)
+    print("ray:", *ray_lines(found), sep="\n  ")
+    if args.keep:
+        keep("ray", found)
 
 
 def sha256(path: Path) -> str:

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from _recipe_compare import EDITION, Comparison, report, report_step_times, save_found, spread
+from _recipe_compare import EDITION, OWN_BATCH, Comparison, report, report_step_times, save_found, spread
 from _recipe_doc import ABLATION, FAST, RESULTS, VARIANTS, Row, Variant, write_doc
 from _recipe_epochs import CASES, prepare_few, run_epochs
 from _recipe_epochs import KEPT as EPOCHS_KEPT
@@ -32,17 +32,23 @@ from _recipe_own import SIZE, run_own
 from _recipe_runs import REPO, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config.keys import DEFAULTS, INGREDIENTS, TrainConfig
-from gptfit.config.recipe import momentum_keys, training_keys
+from gptfit.config.recipe import training_keys
 from gptfit.device.device import find_device
 from gptfit.train.train import train
 
 SMALL = Setup("small", "bytes", 4, 2, 128, 128, 8, steps=304, rates=(1e-3, 2e-3, 4e-3), eval_iters=16)
 FULL = (
-    Setup("5M", "bytes", 6, 4, 256, 256, 16, steps=800, rates=(1e-3, 2e-3, 4e-3), eval_iters=20, share=10),
-    Setup("30M", "gpt2", 6, 6, 384, 256, 16, steps=736, rates=(5e-4, 1e-3, 2e-3), eval_iters=12, share=6.5),
+    Setup(
+        "5M", "bytes", 6, 4, 256, 256, 16, steps=800, rates=(1e-3, 2e-3, 4e-3), eval_iters=20, share=10
+    ).with_recipes_batch,
+    Setup(
+        "30M", "gpt2", 6, 6, 384, 256, 16, steps=736, rates=(5e-4, 1e-3, 2e-3), eval_iters=12, share=6.5
+    ).with_recipes_batch,
 )
 STEP_TIME_STEPS = 12
-EVALUATIONS = 4  # of ours, beside the one before the first step; between two of them the curve is taken as straight
+EVALUATIONS = (
+    1  # of ours, beside the one before the first step; between them the curve, which sags, is taken as straight
+)
 
 
 def main() -> int:
@@ -94,7 +100,8 @@ def main() -> int:
             write_doc()
         if args.own and args.nanogpt:
             usual = Runner(folder, prepare(sources, "gpt2", folder), args.nanogpt.resolve())
-            run_own(Runner(folder, prepare_own(sources, folder, SIZE)), usual, Kept(OWN_KEPT), args.seeds or 1)
+            own = Runner(folder, prepare_own(sources, folder, SIZE))
+            run_own(own, usual, Kept(OWN_KEPT), args.seeds or 1, not args.untimed)
             write_doc()
         elif args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile
@@ -140,15 +147,15 @@ def compare(
     apart, in turns, nanoGPT's in float32 without the compiler.
     """
     sharing, dtype = runner.sharing_cores(jobs), find_device(TrainConfig(device="cpu")).dtype
-    steps = setup.our_steps
+    ours_setup, steps = setup.ours, setup.our_steps
     keys = {
         "max_iters": steps,
         "eval_interval": max(1, steps // EVALUATIONS),
         "compile": is_compiled,
         "log_interval": 1,
     }
-    ingredients = {key: DEFAULTS[key] for key in INGREDIENTS} | setup.edition_keys | momentum_keys(steps)
-    recipe = fingerprint(setup.keys | training_keys(steps) | ingredients)
+    ingredients = {key: DEFAULTS[key] for key in INGREDIENTS} | setup.edition_keys
+    recipe = fingerprint(ours_setup.keys | training_keys(steps) | ingredients)
 
     def nanogpt(rate: float, seed: int) -> Curve:
         run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
@@ -157,9 +164,15 @@ def compare(
         run = f"{run} measured, {fingerprint(setup.keys)}"
         return kept.get(run, partial(sharing.nanogpt_losses, setup, rate, seed, their_dtype, compile=is_compiled))
 
+    def is_kept(rate: float, seed: int) -> bool:
+        """Fewer seeds of ours are still compared with all of nanoGPT's."""
+        run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
+        return any(kept.find(f"{run}{how}, {fingerprint(setup.keys)}") for how in ("", " measured"))
+
     def modern(seed: int) -> Curve:
-        run = f"{setup.name} modern seed {seed} steps {steps} {dtype}{' compiled' if is_compiled else ''}, {recipe}"
-        return kept.get(run, partial(sharing.gptfit_curve, setup, seed, **keys))
+        ways = [f"{setup.name} modern seed {seed} steps {steps} {dtype}{how}, {recipe}" for how in ("", " compiled")]
+        run = next((way for way in ways if kept.find(way)), ways[is_compiled])
+        return kept.get(run, partial(sharing.gptfit_curve, ours_setup, seed, **keys))
 
     pool = ThreadPoolExecutor(jobs)
     try:
@@ -167,6 +180,7 @@ def compare(
         ours = [pool.submit(modern, seed) for seed in range(1, seeds + 1)]
         rate = min(tuning, key=lambda rate: tuning[rate].result().final)
         theirs = [tuning[rate], *(pool.submit(nanogpt, rate, seed) for seed in range(2, seeds + 1))]
+        theirs += [pool.submit(nanogpt, rate, seed) for seed in range(seeds + 1, 4) if is_kept(rate, seed)]
         for run in as_completed([*theirs, *ours]):
             run.result()  # one that failed or was stopped ends the bench
     finally:
@@ -189,6 +203,8 @@ def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> tuple[dict[st
         "modern": lambda: runner.gptfit_curve(setup, 1, **ours),  # first: nothing is compiled yet
         "gpt2": lambda: runner.gptfit_curve(setup, 1, recipe="gpt2", warmup_iters=1, **ours),
     }
+    if setup.our_batch:
+        programs[OWN_BATCH] = lambda: runner.gptfit_curve(setup.ours, 1, **ours)
     if runner.nanogpt:
         programs["nanoGPT"] = lambda: runner.nanogpt_curve(setup, setup.rates[0], 1, **keys)
     first = {name: run() for name, run in programs.items()}

@@ -19,8 +19,8 @@ from typing import Any
 from gptfit.cli import main as gptfit
 from gptfit.config.keys import TrainConfig
 from gptfit.config.read import load_config
+from gptfit.tune.measuring import find_machine, make_measure
 from gptfit.tune.rank import Score, machine_notes, score_all
-from gptfit.tune.session import find_machine, make_measure
 from gptfit.tune.space import divisors, make_space, thread_counts
 from gptfit.tune.trials import Candidate, Trial, timing_from_json
 

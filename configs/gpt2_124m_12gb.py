@@ -1,9 +1,9 @@
-# GPT-2 124M on a card of 12 GB, made by tools/ready_configs.py
+# GPT-2 124M on a card of 12 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4070 12GB: 7.6 GiB, 52.6k tokens/s (44.7k to 60.4k), 13 h 11 min
+# plan for RTX 4070 12GB: 9.4 GiB, 53.5k tokens/s (45.5k to 61.5k), 12 h 57 min
 # expected validation loss 3.40 (3.27 to 3.53)
 # 123.6M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 854.8M FLOPs per token
-# 8 rows x 1024 tokens x 64 micro-steps = 524,288 tokens per step
+# 16 rows x 1024 tokens x 32 micro-steps = 524,288 tokens per step
 # 4,714 steps x 524,288 = 2.47B tokens, 20.0 per parameter
 
 # model
@@ -15,8 +15,8 @@ dropout = 0.0
 bias = False
 
 # step
-batch_size = 8
-gradient_accumulation_steps = 64
+batch_size = 16
+gradient_accumulation_steps = 32
 
 # horizon
 max_iters = 4714

@@ -1,6 +1,6 @@
-# GPT-2 124M on a card of 16 GB, made by tools/ready_configs.py
+# GPT-2 124M on a card of 16 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4070 Ti SUPER 16GB: 12.6 GiB, 78.6k tokens/s (66.8k to 90.4k), 8 h 49 min
+# plan for RTX 4070 Ti SUPER 16GB: 9.4 GiB, 78.6k tokens/s (66.8k to 90.4k), 8 h 49 min
 # expected validation loss 3.40 (3.27 to 3.53)
 # 123.6M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 854.8M FLOPs per token
 # 16 rows x 1024 tokens x 32 micro-steps = 524,288 tokens per step

@@ -1,6 +1,6 @@
-# GPT-2 124M on a card of 8 GB, made by tools/ready_configs.py
+# GPT-2 124M on a card of 8 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4060 8GB: 6.9 GiB and 949 MiB of main memory, 27.3k tokens/s (23.2k to 31.4k), 1 d 1 h
+# plan for RTX 4060 8GB: 6.0 GiB, 27.5k tokens/s (23.4k to 31.6k), 1 d 1 h
 # expected validation loss 3.40 (3.27 to 3.53)
 # 123.6M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 854.8M FLOPs per token
 # 8 rows x 1024 tokens x 64 micro-steps = 524,288 tokens per step
@@ -41,6 +41,3 @@ eval_iters = 50
 
 # tracking
 wandb_run_name = 'gpt2-124m'
-
-# machine
-optimizer_device = 'cpu'  # gptfit only; stock nanoGPT ignores it

@@ -1,6 +1,6 @@
-# GPT-2 1.5B on a card of 24 GB, made by tools/ready_configs.py
+# GPT-2 1.5B on a card of 24 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4090 24GB: 21.1 GiB and 11.6 GiB of main memory, 11.0k tokens/s (9.37k to 12.7k), 32 d 16 h
+# plan for RTX 4090 24GB: 20.7 GiB and 11.6 GiB of main memory, 11.0k tokens/s (9.37k to 12.7k), 32 d 16 h
 # expected validation loss 2.57 (2.44 to 2.70)
 # 1.56B parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 10.3B FLOPs per token
 # 2 rows x 1024 tokens x 512 micro-steps = 1,048,576 tokens per step

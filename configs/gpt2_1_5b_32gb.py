@@ -1,6 +1,6 @@
-# GPT-2 1.5B on a card of 32 GB, made by tools/ready_configs.py
+# GPT-2 1.5B on a card of 32 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 5090 32GB: 27.1 GiB and 11.6 GiB of main memory, 16.2k tokens/s (13.8k to 18.7k), 22 d 5 h
+# plan for RTX 5090 32GB: 26.3 GiB and 11.6 GiB of main memory, 16.2k tokens/s (13.8k to 18.7k), 22 d 5 h
 # expected validation loss 2.57 (2.44 to 2.70)
 # 1.56B parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 10.3B FLOPs per token
 # 4 rows x 1024 tokens x 256 micro-steps = 1,048,576 tokens per step

@@ -1,9 +1,9 @@
-# GPT-2 30M on a card of 8 GB, made by tools/ready_configs.py
+# GPT-2 30M on a card of 8 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4060 8GB: 4.4 GiB, 94.2k tokens/s (80.1k to 108.3k), 1 h 50 min
+# plan for RTX 4060 8GB: 3.9 GiB, 95.7k tokens/s (81.4k to 110.1k), 1 h 48 min
 # expected validation loss 4.34 (3.79 to 4.59)
 # 29.9M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 207.9M FLOPs per token
-# 8 rows x 1024 tokens x 32 micro-steps = 262,144 tokens per step
+# 16 rows x 1024 tokens x 16 micro-steps = 262,144 tokens per step
 # 2,284 steps x 262,144 = 598.7M tokens, 20.0 per parameter
 
 # model
@@ -15,8 +15,8 @@ dropout = 0.0
 bias = False
 
 # step
-batch_size = 8
-gradient_accumulation_steps = 32
+batch_size = 16
+gradient_accumulation_steps = 16
 
 # horizon
 max_iters = 2284

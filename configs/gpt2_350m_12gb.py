@@ -1,6 +1,6 @@
-# GPT-2 350M on a card of 12 GB, made by tools/ready_configs.py
+# GPT-2 350M on a card of 12 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4070 12GB: 8.5 GiB and 2.6 GiB of main memory, 18.5k tokens/s (15.8k to 21.3k), 4 d 10 h
+# plan for RTX 4070 12GB: 7.7 GiB and 2.6 GiB of main memory, 18.5k tokens/s (15.8k to 21.3k), 4 d 10 h
 # expected validation loss 2.95 (2.82 to 3.08)
 # 353.6M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 2.42B FLOPs per token
 # 4 rows x 1024 tokens x 128 micro-steps = 524,288 tokens per step

@@ -1,4 +1,4 @@
-# GPT-2 350M on a card of 16 GB, made by tools/ready_configs.py
+# GPT-2 350M on a card of 16 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
 # plan for RTX 4070 Ti SUPER 16GB: 13.9 GiB, 28.2k tokens/s (24.0k to 32.4k), 2 d 22 h
 # expected validation loss 2.95 (2.82 to 3.08)

@@ -1,6 +1,6 @@
-# GPT-2 350M on a card of 8 GB, made by tools/ready_configs.py
+# GPT-2 350M on a card of 8 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4060 8GB: 6.6 GiB and 2.6 GiB of main memory, 9.24k tokens/s (7.86k to 10.6k), 8 d 21 h
+# plan for RTX 4060 8GB: 6.6 GiB and 2.6 GiB of main memory, 9.40k tokens/s (7.99k to 10.8k), 8 d 18 h
 # expected validation loss 2.95 (2.82 to 3.08)
 # 353.6M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 2.42B FLOPs per token
 # 4 rows x 1024 tokens x 128 micro-steps = 524,288 tokens per step
@@ -43,6 +43,5 @@ eval_iters = 50
 wandb_run_name = 'gpt2-350m'
 
 # machine
-chunked_loss = True  # gptfit only; stock nanoGPT ignores it
 checkpoint_activations = 'wide'  # gptfit only; stock nanoGPT ignores it
 optimizer_device = 'cpu'  # gptfit only; stock nanoGPT ignores it

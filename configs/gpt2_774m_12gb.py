@@ -1,6 +1,6 @@
-# GPT-2 774M on a card of 12 GB, made by tools/ready_configs.py
+# GPT-2 774M on a card of 12 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4070 12GB: 10.4 GiB and 5.8 GiB of main memory, 7.97k tokens/s (6.78k to 9.17k), 22 d 11 h
+# plan for RTX 4070 12GB: 10.1 GiB and 5.8 GiB of main memory, 8.04k tokens/s (6.83k to 9.24k), 22 d 7 h
 # expected validation loss 2.71 (2.58 to 2.84)
 # 772.3M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 5.20B FLOPs per token
 # 2 rows x 1024 tokens x 256 micro-steps = 524,288 tokens per step
@@ -43,6 +43,5 @@ eval_iters = 50
 wandb_run_name = 'gpt2-774m'
 
 # machine
-chunked_loss = True  # gptfit only; stock nanoGPT ignores it
 checkpoint_activations = 'wide'  # gptfit only; stock nanoGPT ignores it
 optimizer_device = 'cpu'  # gptfit only; stock nanoGPT ignores it

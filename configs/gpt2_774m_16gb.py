@@ -1,6 +1,6 @@
-# GPT-2 774M on a card of 16 GB, made by tools/ready_configs.py
+# GPT-2 774M on a card of 16 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4070 Ti SUPER 16GB: 13.3 GiB and 5.8 GiB of main memory, 12.5k tokens/s (10.6k to 14.4k), 14 d 8 h
+# plan for RTX 4070 Ti SUPER 16GB: 12.5 GiB and 5.8 GiB of main memory, 12.5k tokens/s (10.6k to 14.4k), 14 d 8 h
 # expected validation loss 2.71 (2.58 to 2.84)
 # 772.3M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 5.20B FLOPs per token
 # 4 rows x 1024 tokens x 128 micro-steps = 524,288 tokens per step

@@ -1,6 +1,6 @@
-# GPT-2 774M on a card of 24 GB, made by tools/ready_configs.py
+# GPT-2 774M on a card of 24 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4090 24GB: 21.2 GiB, 23.7k tokens/s (20.1k to 27.2k), 7 d 14 h
+# plan for RTX 4090 24GB: 20.4 GiB, 23.7k tokens/s (20.1k to 27.2k), 7 d 14 h
 # expected validation loss 2.71 (2.58 to 2.84)
 # 772.3M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 5.20B FLOPs per token
 # 4 rows x 1024 tokens x 128 micro-steps = 524,288 tokens per step

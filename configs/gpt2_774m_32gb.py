@@ -1,6 +1,6 @@
-# GPT-2 774M on a card of 32 GB, made by tools/ready_configs.py
+# GPT-2 774M on a card of 32 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 5090 32GB: 28.9 GiB, 33.6k tokens/s (28.5k to 38.6k), 5 d 8 h
+# plan for RTX 5090 32GB: 27.3 GiB, 33.6k tokens/s (28.5k to 38.6k), 5 d 8 h
 # expected validation loss 2.71 (2.58 to 2.84)
 # 772.3M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 5.20B FLOPs per token
 # 8 rows x 1024 tokens x 64 micro-steps = 524,288 tokens per step

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gptfit.plan.propose import Proposals
     from gptfit.plan.result import Plan
     from gptfit.train.train import TrainResult
-    from gptfit.tune.tune import TuneResult
+    from gptfit.tune.session import TuneResult
 
 Config = TrainConfig | str | Path | Sequence[str | Path] | None
 
@@ -53,7 +53,8 @@ def prepare(
     """
     from gptfit.data.options import PrepareOptions
     from gptfit.data.prepare import prepare as run
-    from gptfit.verbs.prepare import default_name, parse_limit
+    from gptfit.dataset import default_name
+    from gptfit.verbs.prepare import parse_limit
 
     names = [os.fspath(source) for source in _listed(sources)]
     if not names:
@@ -142,7 +143,7 @@ def tune(
     """
     from gptfit.checkpoint.pretrained import adopt_model
     from gptfit.config.start_model import is_pretrained
-    from gptfit.tune.tune import TuneOptions, run_session
+    from gptfit.tune.session import TuneOptions, run_session
     from gptfit.verbs import tune as verb
     from gptfit.verbs.common import load as load_config
     from gptfit.verbs.gpu_and_data import find_data, vocab_size
@@ -274,14 +275,21 @@ def evaluate(
     return split_loss(opened, info, split, stride)
 
 
-def export(model: LoadedModel | str | Path, to: str, out: str | Path | None = None) -> Exported:
-    """The model for other programs: `to` is 'hf', 'gguf' or 'nanogpt'. What is written was read back and compared."""
-    from gptfit.export.export import FORMATS
+def export(
+    model: LoadedModel | str | Path, to: str, out: str | Path | None = None, *, dtype: str = "float32"
+) -> Exported:
+    """The model for other programs: `to` is 'hf', 'gguf' or 'nanogpt'. What is written was read back and compared.
+
+    `dtype` is 'float32', or 'float16' for the matrices of a GGUF file of half the size.
+    """
+    from gptfit.export.export import DTYPES, FORMATS
     from gptfit.export.export import export as write
 
     if to not in FORMATS:
         raise UsageError(f"{to!r} is not a format", fix=f"choose one of {', '.join(FORMATS)}")
-    return write(_loaded(model), to, _text(out))
+    if dtype not in DTYPES or (dtype != "float32" and to != "gguf"):
+        raise UsageError(f"dtype {dtype!r} is not for {to!r}", fix="use float32, or float16 for gguf")
+    return write(_loaded(model), to, _text(out), dtype)
 
 
 def _loaded(model: LoadedModel | str | Path, data: str | Path | None = None) -> LoadedModel:

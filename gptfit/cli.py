@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import sys
@@ -14,6 +15,9 @@ from typing import NoReturn
 from gptfit import __version__
 from gptfit.screen import let_go_of_stdout, make_streams_safe
 
+HELP_WIDTH = 78  # columns
+# What a start loads is no garbage: looking through it at every 700 new objects, Python's way, is a tenth of its time.
+OBJECTS_BEFORE_COLLECTING = 50_000
 # The verbs in the order of the journey. The module of a verb is imported only when it is used.
 VERBS: dict[str, str] = {
     "quickstart": "the whole journey on this machine, with no download and no GPU",
@@ -28,23 +32,26 @@ VERBS: dict[str, str] = {
     "watch": "a live page of the runs in a folder",
     "runs": "the runs in a folder as a table or JSON",
     "sample": "text from a checkpoint",
+    "chat": "talk with a run",
     "eval": "exact validation loss and known benchmarks",
     "export": "to Hugging Face, GGUF or nanoGPT",
     "doctor": "check this machine: device, torch, compiler, disk, data",
     "gpus": "the table of known GPUs",
     "configs": "ready config files to begin with",
     "keys": "what each config key means, takes and affects",
+    "completion": "the Tab key: a script for bash, zsh or fish",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: done. 1: bad input or a problem, said in one line. 2: the command line itself is wrong.
+    """Exit code 0: done. 1: bad input, a wrong command line or a problem, said in one line.
 
     130 and 143: stopped by Ctrl-C or SIGTERM, so that `gptfit train && gptfit export` does not go on.
     """
     make_streams_safe()
     words = list(sys.argv[1:] if argv is None else argv)
     _speak_any_language()
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTING)
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -111,23 +118,20 @@ def _dispatch(words: list[str]) -> int:
         print(f"gptfit {__version__}")
         return 0
     if words[0] not in available_verbs():
-        hint = _suggestion(words[0], available_verbs())
-        raise _usage_error(f"{words[0]!r} is not a verb{hint}", fix="`gptfit --help` lists them")
+        meant = _suggestion(words[0], available_verbs())
+        raise _usage_error(f"{words[0]!r} is not a verb", fix=meant or "`gptfit --help` lists them")
     _check_folder()
-    verb = import_module(f"gptfit.verbs.{words[0]}")
-    parser = Parser(prog=f"gptfit {words[0]}", description=verb.HELP, allow_abbrev=False)
-    verb.add_arguments(parser)
+    parser = parser_of(words[0])
     keys, own = _keys_apart(parser, words[1:])
     args, rest = parser.parse_known_args(own)
     rest = keys + rest
     if rest and not hasattr(args, "overrides"):
-        hint = _suggestion(rest[0].partition("=")[0], parser.options())
-        raise _usage_error(
-            f"{rest[0]} is not an option of `gptfit {words[0]}`{hint}", fix=f"see `gptfit {words[0]} --help`"
-        )
+        meant = _suggestion(rest[0].partition("=")[0], parser.options())
+        message = f"{rest[0]} is not an option of `gptfit {words[0]}`"
+        raise _usage_error(message, fix=meant or f"see `gptfit {words[0]} --help`")
     if hasattr(args, "overrides"):
         args.overrides, args.options = rest, parser.options()
-    return int(verb.run(args))
+    return int(import_module(f"gptfit.verbs.{words[0]}").run(args))
 
 
 def _check_folder() -> None:
@@ -169,11 +173,36 @@ def available_verbs() -> list[str]:
     return [verb for verb in VERBS if os.path.exists(os.path.join(folder, f"{verb}.py"))]
 
 
+def parser_of(name: str) -> Parser:
+    """A verb's options, its help with examples; the verb is imported for it."""
+    from textwrap import fill  # late: `gptfit --help` needs no verb's words
+
+    verb = import_module(f"gptfit.verbs.{name}")
+    examples = "\n".join(f"  {example}" for example in verb.EXAMPLES)
+    parser = Parser(
+        prog=f"gptfit {name}",
+        description=f"{fill(verb.HELP, HELP_WIDTH)}\n\nfor example:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # which leaves examples and keys in their columns
+        allow_abbrev=False,
+    )
+    verb.add_arguments(parser)
+    return parser
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, but a usage error is one line like every other error."""
 
     def error(self, message: str) -> NoReturn:
         raise _usage_error(message, fix=f"see `{self.prog} --help`")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """argparse names every choice; a misspelt one is first of all told which was meant."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        name = "/".join(action.option_strings) or action.metavar or action.dest
+        meant = _suggestion(str(value), choices)
+        raise _usage_error(f"{name} {value}: no such choice", fix=meant or f"choose from {', '.join(choices)}")
 
     def options(self) -> list[str]:
         return list(self._option_string_actions)
@@ -190,7 +219,9 @@ def _overview() -> str:
     return (
         "gptfit: fit a GPT to your GPU.\n\n"
         f"usage: gptfit VERB [CONFIG.py] [--key=value ...]\n\n{rows}\n\n"
-        "`gptfit VERB --help` describes a verb. Start with `gptfit quickstart`."
+        "`gptfit VERB --help` describes a verb. Start with `gptfit quickstart`, or with\n"
+        "text of your own: `gptfit inspect FILE.parquet`. Every command says what to\n"
+        "type next."
     )
 
 
@@ -198,4 +229,4 @@ def _suggestion(word: str, known: Sequence[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"did you mean {close[0]}?" if close else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gptfit import sane
 from gptfit.errors import DataError
-from gptfit.files import read_plain, reason_of, remedy_of
+from gptfit.files import read_plain, reading_remedy, reason_of
 
 MANIFEST = "manifest.json"
 FORMAT = "gptfit-dataset"
@@ -26,6 +27,8 @@ class Split:
     files: tuple[Path, ...]
     documents: int | None = None
     text_bytes: int | None = None
+    counted: int | None = None  # tokens that a loss is about, where the data set says so of each
+    masks: tuple[Path, ...] = ()  # beside `files`: a byte per token, 1 where it counts
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class DatasetInfo:
     vocab_size: int | None = None
     end_of_text: int | None = None
     has_manifest: bool = False
+    chat: str | None = None  # the template of its conversations
 
     @property
     def model_vocab_size(self) -> int | None:
@@ -49,8 +53,15 @@ class DatasetInfo:
         return None if self.tokenizer == "gpt2" else self.vocab_size
 
     @property
+    def has_documents(self) -> bool:
+        """Whether there are several to train on, and a token that says where each ends."""
+        return self.end_of_text is not None and (self.train is None or self.train.documents != 1)
+
+    @property
     def bytes_per_token(self) -> float | None:
         split = self.train
+        if self.chat:
+            return None  # a loss is about some of the tokens, the text is that of all
         if split is None or not split.tokens or not split.text_bytes:
             return None
         return split.text_bytes / split.tokens
@@ -60,6 +71,13 @@ def data_folder(dataset: str, data_root: str = "data") -> Path:
     """nanoGPT's data/NAME, or the folder itself when `dataset` is the path of one."""
     inside = Path(data_root) / dataset
     return Path(dataset) if Path(dataset).is_dir() and not inside.is_dir() else inside
+
+
+def default_name(source: str) -> str:
+    """The first source's name without its endings: 'x/000_00000.parquet' -> '000_00000'."""
+    last = source.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+    name = re.sub(r"[^\w.-]", "", re.sub(r"(\.parquet|\.jsonl|\.csv|\.txt|\.gz|\.zst)+$", "", last)).strip(".")
+    return name or "prepared"
 
 
 def read_dataset(folder: str | Path) -> DatasetInfo:
@@ -96,9 +114,10 @@ def _from_manifest(folder: Path, path: Path) -> DatasetInfo:
             vocab_size=sane.integer(tokenizer["vocab_size"], "vocab_size", 1, sane.MOST_TOKENS),
             end_of_text=_end_of_text(tokenizer),
             has_manifest=True,
+            chat=None if manifest.get("chat") is None else sane.text(manifest["chat"], "chat", 100),
         )
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
+        raise DataError(f"{path}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
     except KeyError as error:
         raise DataError(f"{path}: damaged manifest (it has no {error})", fix="prepare the folder again") from None
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -126,10 +145,24 @@ def _manifest_split(folder: Path, entry: dict[str, Any], dtype: str) -> Split:
             f"{tokens:,}",
             fix="prepare the folder again",
         )
-    counts = [
+    documents, text_bytes = (
         None if entry.get(key) is None else sane.integer(entry[key], key, 0, 10**18) for key in ("documents", "bytes")
-    ]
-    return Split(tokens, files, *counts)
+    )
+    return Split(tokens, files, documents, text_bytes, *_mask(folder, names, tokens, entry))
+
+
+def _mask(folder: Path, names: list[str], tokens: int, entry: dict[str, Any]) -> tuple[int | None, tuple[Path, ...]]:
+    """How many tokens count, and the files that say which; a data set of plain documents has none."""
+    if entry.get("counted") is None:
+        return None, ()
+    masks = tuple(folder / f"{Path(name).stem}_mask.bin" for name in names)
+    for file in masks:
+        if not file.is_file():
+            raise DataError(f"{file}: the mask of a chat data set is missing", fix="prepare the folder again")
+    if (size := sum(file.stat().st_size for file in masks)) != tokens:
+        where = masks[0] if masks else folder
+        raise DataError(f"{where}: masks {size:,} tokens, the data has {tokens:,}", fix="prepare the folder again")
+    return sane.integer(entry["counted"], "counted", 0, tokens), masks
 
 
 def _from_files(folder: Path) -> DatasetInfo:

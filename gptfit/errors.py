@@ -55,8 +55,6 @@ class GptfitError(Exception):
 class UsageError(GptfitError):
     """The command line itself is malformed."""
 
-    exit_code = 2
-
 
 class ConfigError(GptfitError):
     """A config file or `--key=value` cannot be used."""

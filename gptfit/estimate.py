@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Basis = Literal["exact", "spec", "fit", "published", "calibrated", "measured"]
+Basis = Literal["exact", "spec", "fit", "published", "timed", "calibrated", "measured"]
 
 
 @dataclass(frozen=True)

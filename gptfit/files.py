@@ -114,6 +114,18 @@ def publish(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def publish_tree(temporary: Path, path: Path) -> None:
+    """As `publish`, for a file or folder that others wrote into: first all of it is made to be on the disk."""
+    with _naming(path):
+        for file in [temporary] if temporary.is_file() else temporary.rglob("*"):
+            if file.is_file():
+                with open(file, "rb+") as opened:  # Windows flushes only what is open for writing
+                    os.fsync(opened.fileno())
+            else:
+                sync_folder(file)
+    publish(temporary, path)
+
+
 def second_name(source: Path, target: Path) -> None:
     """`target` for the same bytes: a link where the disk can, a copy where it cannot; the old target is replaced."""
     temporary = temporary_name(target)
@@ -368,6 +380,13 @@ def reason_of(error: BaseException) -> str:
     return lines[0][:120].rstrip(".:") if lines else type(error).__name__
 
 
+def reading_remedy(error: OSError) -> str:
+    """Of what cannot be read: another place would not help."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "make it readable for you (its permissions, or its owner's)"
+    return remedy_of(error)
+
+
 def remedy_of(error: OSError) -> str:
     if error.errno in FULL:
         return "free some space and run the same command again"
@@ -410,6 +429,6 @@ def _is_dead(machine: str, process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except OSError:
+    except (OSError, OverflowError):  # no process has a number that large, and the file is not ours
         return False
     return False

@@ -7,10 +7,11 @@ import difflib
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from gptfit.errors import DeviceError
 
+TABLE = Path(__file__).with_name("gpus.csv")
 # nanoGPT's estimate_mfu divides by this whatever the card is: the bf16 peak of an A100.
 NANOGPT_PEAK_TFLOPS = 312.0
 
@@ -51,7 +52,7 @@ class GPU:
 @cache
 def all_gpus() -> tuple[GPU, ...]:
     """The whole table, in file order."""
-    with resources.files("gptfit").joinpath("gpus.csv").open(encoding="utf-8") as file:
+    with TABLE.open(encoding="utf-8") as file:
         return tuple(_row(row) for row in csv.DictReader(file))
 
 
@@ -67,7 +68,7 @@ def find(name: str, vram_gib: float | None = None) -> GPU:
         # Drivers report a little less than the box says: 11.6 for 12.
         matches = [gpu for gpu in matches if 0.85 <= vram_gib / gpu.vram_gib <= 1.05] or matches
     if not matches:
-        raise DeviceError(f"GPU {name!r} is not in the table{_nearest(name)}", fix="`gptfit gpus` lists it")
+        raise DeviceError(f"GPU {name!r} is not in the table{_nearest(name)}", fix="`gptfit gpus` shows it")
     # The smallest memory never promises what does not fit; among equals the fastest is the common one (H100 SXM).
     return min(matches, key=lambda gpu: (gpu.vram_gib, -gpu.bandwidth_gbs))
 
@@ -156,7 +157,10 @@ def _nearest(name: str) -> str:
     wanted = _parse(name)
     shared = [gpu for gpu in all_gpus() if wanted.words & _parse(gpu.name).words - {"ti", "super", "laptop"}]
     shared.sort(key=lambda gpu: round(gpu.vram_gib) != wanted.memory_gb)
-    plain = {re.sub(r"[^a-z0-9]", "", gpu.name.lower()): gpu.name for gpu in all_gpus()}
+    # People type 4070 and not RTX 4070 12GB, and mistype it as 4O70.
+    said = {gpu.name.lower(): gpu.name for gpu in all_gpus()}
+    said |= {re.sub(r"\b(rtx|gtx|\d+gb)\b", "", long): card for long, card in said.items()}
+    plain = {re.sub(r"[^a-z0-9]", "", words): card for words, card in said.items()}
     alike = difflib.get_close_matches(re.sub(r"[^a-z0-9]", "", name.lower()), plain, n=3, cutoff=0.5)
     names = list(dict.fromkeys([gpu.name for gpu in shared[:4]] + [plain[a] for a in alike]))[:4]
     return f"; nearest: {', '.join(names)}" if names else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 from gptfit.errors import ConfigError
@@ -36,8 +37,12 @@ def send(target: str, title: str, text: str) -> None:
             subprocess.run(command, check=True, capture_output=True, timeout=LONGEST_WAIT_S)
         return
     asked = urllib.request.Request(target, data=text.encode("utf-8"), headers={"Title": _ascii(title)})
-    with urllib.request.urlopen(asked, timeout=LONGEST_WAIT_S) as answer:
-        answer.read(1)
+    try:
+        with urllib.request.urlopen(asked, timeout=LONGEST_WAIT_S) as answer:
+            answer.read(1)
+    except urllib.error.HTTPError as refusal:  # is the answer too, with its connection
+        refusal.close()
+        raise
 
 
 def _desktop_command(title: str, text: str) -> list[str] | None:

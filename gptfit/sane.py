@@ -6,10 +6,11 @@ Each function returns the value or raises a ValueError that says what it is and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 MOST_LAYERS = 10_000
+MOST_SIDE = 10**7  # layers, heads, width, context, vocabulary of a model that a log names
 MOST_WIDTH = 10**6
 MOST_POSITIONS = 10**8
 MOST_TOKENS = 10**8  # entries of a vocabulary
@@ -37,6 +38,12 @@ def text(value: Any, what: str, most: int = 10_000) -> str:
     return value
 
 
+def choice(value: Any, what: str, allowed: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{what} is {short(value)}, not one of {', '.join(allowed)}")
+    return value
+
+
 def flag(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{what} is {short(value)}, not True or False")
@@ -53,6 +60,11 @@ def sequence(value: Any, what: str, most: int) -> list[Any]:
     if not isinstance(value, list | tuple) or len(value) > most:
         raise ValueError(f"{what} is {short(value)}, not a list of at most {most:,}")
     return list(value)
+
+
+def are_sides(sides: Sequence[Any], n_layer: Any) -> bool:
+    """Whether these are whole numbers of a model's inventory: that of a million layers would take all memory."""
+    return all(type(side) is int and 1 <= side <= MOST_SIDE for side in sides) and n_layer <= MOST_LAYERS
 
 
 def model_sizes(sizes: Mapping[str, Any], n_tensors: int, n_bytes: int) -> None:

@@ -32,6 +32,7 @@ class Card:
     capability: tuple[int, int] = (8, 9)
     built_for: list[str] = field(default_factory=lambda: ["sm_80", "sm_86", "sm_90"])
     fractions: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
     has_context: bool = True
     power_limit: int = 200_000  # milliwatts
 
@@ -59,6 +60,9 @@ class Card:
 
     def set_device(self, device: Any) -> None:
         self.has_context = True
+
+    def manual_seed(self, seed: int) -> None:
+        self.seeds.append(seed)
 
     def get_device_name(self, device: Any = None) -> str:
         return self.name

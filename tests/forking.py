@@ -107,21 +107,41 @@ def _server() -> socket.socket:
     return ours
 
 
-def import_everything(*more: str) -> None:
+TORCH = ("model", "device", "checkpoint", "train", "tune", "generate", "export", "doctor")
+
+
+def import_everything(*more: str, with_torch: bool = True) -> None:
     """All of gptfit and what it imports late, so that no child pays for it."""
     import gptfit
 
     for module in pkgutil.walk_packages(gptfit.__path__, "gptfit."):
-        if not module.name.endswith("__main__"):
+        is_light = module.name.split(".")[1] not in TORCH
+        if not module.name.endswith("__main__") and (with_torch or is_light):
             with contextlib.suppress(ImportError):  # an extra that is not installed
                 importlib.import_module(module.name)
     for name in more:
         importlib.import_module(name)
+    if with_torch:
+        _get_torch_ready()
+    gc.collect()
+    gc.freeze()
+
+
+def _get_torch_ready() -> None:
     import torch
 
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-    gc.collect()
-    gc.freeze()
+    _measure_once()
+
+
+def _measure_once() -> None:
+    """What a program finds out about the machine and remembers while it runs: half of the time of a short one."""
+    from gptfit import gpus
+    from gptfit.config.keys import TrainConfig
+    from gptfit.device.device import find_device
+
+    gpus.find_or_none("cpu")
+    find_device(TrainConfig(device="cpu", dtype="float32")).measure_matmul_tflops()
 
 
 def serve(channel: socket.socket) -> None:

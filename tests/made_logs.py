@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         shape = {key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
         per_step = keys["batch_size"] * keys["block_size"] * keys["gradient_accumulation_steps"]
         lines: list[dict[str, Any]] = [
-            {"event": "header", "name": name, "time": 1.0, "config": keys, "shape": {**shape, "bias": False}}
+            {"event": "header", "name": name, "time": time.time(), "config": keys, "shape": {**shape, "bias": False}}
             | {"tokens_per_step": per_step, "processes": 1, "device": {"name": "cpu", "peak_tflops": 0.1}}
             | {"dataset": {"folder": "data/x", "tokenizer": "bytes"}, "versions": {"torch": "2.13"}, **header}
         ]
@@ -86,7 +87,7 @@ def make_run(tmp_path: Path) -> MakeRun:
                 {"event": "step", "step": step, "loss": loss, "lr": 1e-3, "tokens": step * per_step}
                 | {"ms": ms * (1 + jitter * (step % 5 - 2) / 2)}
                 | {"tokens_per_s": per_step / ms * 1000, "mfu": 0.3, "grad_norm": 1.0, "memory_gib": 0.5}
-                | {"seconds": (step + 1) * ms / 1000, "time": 1.0 + step}
+                | {"seconds": (step + 1) * ms / 1000, "time": time.time()}
             )
             if (step + 1) % every == 0:
                 at = {"event": "eval", "step": step + 1, "tokens": (step + 1) * per_step}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 from pathlib import Path
 
@@ -20,9 +22,13 @@ for port, values in {runs!r}:
 
 
 def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """Below those the system hands out by itself: a run that is not the first takes its port only minutes later, when
+    connections of the ones before, or of other tests, could have got it."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return str(port)
 
 
 def start_processes(count: int, configs: list[TrainConfig], before: str = "") -> list[Started]:
@@ -35,7 +41,7 @@ def start_processes(count: int, configs: list[TrainConfig], before: str = "") ->
 def train_together(count: int, *configs: TrainConfig, before: str = "") -> None:
     """All runs, one after the other, each by `count` processes."""
     started = start_processes(count, list(configs), before)
-    outputs = [process.communicate(timeout=300) for process in started]
+    outputs = [process.communicate(timeout=1000) for process in started]
     assert [process.returncode for process in started] == [0] * count, outputs
 
 

@@ -13,6 +13,7 @@ from statistics import median
 import pytest
 
 from .sources import FILES, PACKAGE, nodes, parsed
+from .test_layers import NOUNS
 
 REPO = PACKAGE.parent
 LONGEST_FUNCTION = 60  # lines
@@ -21,10 +22,14 @@ USUAL_FUNCTION = 10  # lines; the median
 # question, file, what in it: a function, a class, Class.method or a constant
 QUESTIONS = [
     ("Which keys may not change when a run is resumed?", "checkpoint/resume.py", "check_resume"),
-    ("How is an out-of-memory error recognised?", "device/device.py", "is_out_of_memory"),
-    ("Where is overfitting noticed?", "train/progress.py", "Progress.starts_overfitting"),
-    ("What happens to the micro-batch when memory runs out?", "train/faults.py", "smaller_micro_batch"),
-    ("What are the words of the advice after an out-of-memory error?", "train/faults.py", "out_of_memory_advice"),
+    ("How is an out-of-memory error recognised?", "device/out_of_memory.py", "is_out_of_memory"),
+    ("Where is overfitting noticed?", "train/overfitting.py", "is_noticed"),
+    ("What happens to the micro-batch when memory runs out?", "train/out_of_memory.py", "smaller_micro_batch"),
+    (
+        "What are the words of the advice after an out-of-memory error?",
+        "train/out_of_memory.py",
+        "out_of_memory_advice",
+    ),
     ("What is the default of a config key?", "config/keys.py", "TrainConfig"),
     ("Why does a config not start?", "config/check.py", "find_conflicts"),
     ("How is a config file read without running it?", "config/read.py", "read_config_file"),
@@ -33,7 +38,7 @@ QUESTIONS = [
     ("How many bytes does a training step need?", "plan/memory.py", "predict"),
     ("How many tokens per second will it do?", "plan/speed.py", "predict"),
     ("What loss is to be expected?", "plan/loss.py", "predict"),
-    ("Which learning rate is usual for this size?", "plan/defaults.py", "learning_rate"),
+    ("Which learning rate is usual for this size?", "plan/usual_values.py", "learning_rate"),
     ("How are shapes searched for the lowest loss?", "plan/propose.py", "propose"),
     ("How many parameters and FLOPs has a model?", "shape.py", "ModelShape"),
     ("What is the learning rate at step 1,000?", "schedule.py", "learning_rate"),
@@ -44,7 +49,7 @@ QUESTIONS = [
     ("Where is the optimizer made?", "train/optimizers.py", "make_optimizer"),
     ("How is a checkpoint written so that no moment is without a good one?", "checkpoint/store.py", "CheckpointStore"),
     ("How is any trained model opened?", "checkpoint/loaded_model.py", "open_model"),
-    ("What is asked of a tuning session, and what comes out?", "tune/tune.py", "run_session"),
+    ("What is asked of a tuning session, and what comes out?", "tune/session.py", "run_session"),
     ("How does tune choose the next size to try?", "tune/search.py", "next_candidate"),
     ("How is the winner of a tuning session chosen?", "tune/rank.py", "winner"),
     ("How are nanoGPT's printed lines read as a run?", "logs/nanogpt.py", "read_nanogpt"),
@@ -56,7 +61,7 @@ QUESTIONS = [
     ("How is the exact validation loss found?", "generate/exact_loss.py", "split_loss"),
     ("How is an exported model checked?", "export/export.py", "export"),
     ("How is a card found by what a person calls it?", "gpus.py", "find"),
-    ("What does `import gptfit` offer?", "api.py", "compare"),
+    ("What does `import gptfit` offer?", "__init__.py", "__all__"),
 ]
 
 
@@ -66,6 +71,8 @@ def names(file: Path) -> set[str]:
     for node in parsed(file).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
+        if isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.ClassDef):
             found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
     return found
@@ -111,6 +118,12 @@ def test_the_architecture_page_draws_every_package() -> None:
     for folder in PACKAGE.iterdir():
         if (folder / "__init__.py").is_file():
             assert f"{folder.name}/" in drawing, f"docs/architecture.md does not draw {folder.name}/"
+
+
+def test_the_architecture_page_draws_every_noun() -> None:
+    page = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = page.split("```")[1].split()
+    assert {noun for noun in NOUNS if noun not in drawn} == set()
 
 
 def test_every_file_the_architecture_page_names_is_there() -> None:

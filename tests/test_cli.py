@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gptfit.cli import main
+from gptfit.cli import VERBS, main
 from gptfit.config import read
 from gptfit.config.read import ConfigFile, read_config_file
 
@@ -24,6 +25,7 @@ MISSPELT = {
     ("train", "--resume=out"): "use --init_from=resume",
     ("train", "--lr", "1e-3"): "use --learning_rate=VALUE",
     ("train", "--batch_size"): "--batch_size=VALUE",
+    ("train", "--recipe", "modrn"): "did you mean modern?",
     ("help", "plann"): "did you mean plan?",
 }
 
@@ -32,10 +34,51 @@ MISSPELT = {
 def test_a_misspelt_word_is_one_line_with_the_right_one(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) in (1, 2)
+    assert main(words) == 1
     said = capsys.readouterr().err
     assert MISSPELT[words] in said
     assert said.count("\n") == 1
+    assert "?;" not in said, "what was meant is all the advice there is"
+
+
+# Stopped runs are in tests/train/test_faults.py and tests/data/test_faults.py, with real signals.
+EXIT_CODES = {
+    ("gpus", "4070"): 0,
+    ("plan", "--gpu=4070", "--batch_size=8"): 0,
+    ("plan", "--gpu=4070", "--batch_size=64"): 1,
+    ("plan", "--gpu=4070", "--n_head=7"): 1,
+    ("inspect", "nosuch.parquet"): 1,
+    ("gpus", "nosuchcard"): 1,
+    ("nosuchverb",): 1,
+    ("runs", "--nosuchoption"): 1,
+    ("export", "out", "--to", "nosuchformat"): 1,
+}
+
+
+@pytest.mark.parametrize("words", EXIT_CODES, ids=" ".join)
+def test_exit_codes_are_the_documented_ones(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == EXIT_CODES[words], capsys.readouterr().err
+    page = (Path(__file__).parent.parent / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\d+) \|", page.partition("## Exit codes")[2], flags=re.M) == [
+        "0",
+        "1",
+        "129",
+        "130",
+        "143",
+    ]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_option_no_verb_has_is_bad_input_like_any_other(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--no-such-option-at-all"]) == 1
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert not said.out
+
+
+def test_a_choice_without_a_neighbour_names_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "somewhere", "--to", "onnx"]) == 1
+    assert capsys.readouterr().err == "gptfit: --to onnx: no such choice; choose from hf, gguf, nanogpt\n"
 
 
 def test_a_key_that_looks_like_an_option_stays_a_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gptfit.cli import VERBS, Parser, available_verbs
+from gptfit.cli import VERBS, available_verbs, parser_of
 from gptfit.config.keys import KEYS
 
 REPO = Path(__file__).resolve().parent.parent
@@ -36,22 +36,40 @@ def test_readme_shows_each_verb_with_an_example(verb: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_documented_command_parses(page: Path) -> None:
     for command in commands(page.read_text(encoding="utf-8")):
-        words = shlex.split(command, comments=True)[1:]
-        for stop in ("|", ">", "&&", "&"):
-            words = words[: words.index(stop)] if stop in words else words
-        verb = import_module(f"gptfit.verbs.{words[0]}")
-        parser = Parser(prog=f"gptfit {words[0]}", allow_abbrev=False)
-        verb.add_arguments(parser)
-        _, rest = parser.parse_known_args(words[1:])
-        for word in rest:
-            key = word.removeprefix("--").partition("=")[0]
-            assert word.endswith(".py") or key in KEYS, f"{page.name}: {command}: {word}"
+        assert strangers(command) == [], f"{page.name}: {command}"
+
+
+def strangers(command: str) -> list[str]:
+    """The words of a command that its verb does not know."""
+    words = shlex.split(command, comments=True)[1:]
+    for stop in ("|", ">", ">>", "&&", "&"):
+        words = words[: words.index(stop)] if stop in words else words
+    _, rest = parser_of(words[0]).parse_known_args(words[1:])
+    return [word for word in rest if not word.endswith(".py") and word.removeprefix("--").partition("=")[0] not in KEYS]
+
+
+@pytest.mark.parametrize("verb", available_verbs())
+def test_each_verbs_help_has_an_example_and_fits_80_columns(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    examples = import_module(f"gptfit.verbs.{verb}").EXAMPLES
+    printed = parser_of(verb).format_help()
+    assert [line for line in printed.splitlines() if len(line) > 80] == []
+    assert examples
+    for example in examples:
+        assert f"\n  {example}\n" in printed
+        assert example.startswith(f"gptfit {verb}")
+        assert strangers(example) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_local_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = re.findall(r"[\w-]+\.md", (REPO / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2])
+    assert sorted(listed) == sorted(page.name for page in (REPO / "docs").glob("*.md")), "add it to nav in mkdocs.yml"
 
 
 def test_readme_is_in_the_promised_order() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
 import threading
@@ -9,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import gptfit
 from gptfit.errors import DataError
-from gptfit.files import FolderLock, write_whole
+from gptfit.files import FolderLock, publish_tree, temporary_name, write_whole
 
 WRITER = """
 import sys
@@ -42,6 +45,59 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_whole(page, half)
     assert page.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_leftover_of_a_process_that_cannot_be_is_nobodys(tmp_path: Path) -> None:
+    """Larger than the system's numbers of processes: not written by us, so it stays, and stops nobody."""
+    page = tmp_path / "manifest.json"
+    machine = temporary_name(page).name.split(".")[2].partition("-")[0]
+    odd = tmp_path / f"manifest.json.{machine}-{10**22}.tmp"
+    odd.touch()
+    write_whole(page, b"new")
+    assert page.read_bytes() == b"new"
+    assert odd.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for a descriptor's name")
+def test_a_folder_that_others_wrote_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+    (made / "inner").mkdir(parents=True)
+    for name in ("a.json", "inner/b.bin"):
+        (made / name).write_bytes(b"content")
+    done: list[str] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_sync(descriptor)
+
+    def rename(source: Path, target: Path) -> None:
+        done.append("rename")
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    publish_tree(made, tmp_path / "named")
+    before = done[: done.index("rename")]
+    assert sorted(before) == ["a.json", "b.bin", "inner"]
+    assert (tmp_path / "named" / "inner" / "b.bin").read_bytes() == b"content"
+
+
+def test_no_other_module_gives_files_their_names() -> None:
+    """What is renamed, linked or flushed elsewhere escapes the rules of files.py. The token files grow by themselves,
+    and a run that is set aside is moved file by file."""
+    allowed = {"files.py", "data/bins.py", "checkpoint/store.py"}
+    package = Path(gptfit.__file__).parent
+    calls = {"os." + name for name in ("replace", "rename", "link", "symlink", "fsync", "ftruncate", "truncate")}
+    found = {
+        file.relative_to(package).as_posix()
+        for file in package.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in calls
+    }
+    assert found <= allowed
 
 
 def test_parts_of_a_folder_are_locked_each_for_itself_and_a_patient_writer_gets_its_turn(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_unknown_is_an_error_and_not_a_guess(name: str) -> None:
 def test_unknown_names_the_nearest() -> None:
     with pytest.raises(DeviceError, match=r"RTX 4070 12GB"):
         find("RTX 4071")
+    with pytest.raises(DeviceError, match=r"nearest: RTX 4070 12GB.*`gptfit gpus` shows it"):
+        find("4O70")  # the letter
 
 
 def test_every_row_has_a_source_and_a_confidence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -15,15 +16,16 @@ import pytest
 from gptfit.install import TRAIN_EXTRA, install_line, missing_library
 
 REPO = Path(__file__).resolve().parent.parent
-# Where the other libraries are found, with torch and what comes with it out of sight.
+# Where the other libraries are found, with torch and what comes with it out of sight unless a test wants it.
 NO_TORCH = f"""
-import sys
+import os, sys
 from importlib.abc import MetaPathFinder
 class Absent(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {TRAIN_EXTRA!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Absent())
+if "WITH_TORCH" not in os.environ:
+    sys.meta_path.insert(0, Absent())
 """
 # Every command in one process, its exit code after it.
 COMMANDS = """
@@ -103,7 +105,7 @@ def test_all_but_training_works_from_a_wheel_without_torch(installed: Path, tmp_
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the environment's python has another place there")
-@pytest.mark.parametrize("verb", ["train", "sample", "doctor"])
+@pytest.mark.parametrize("verb", ["train", "sample", "doctor", "quickstart"])
 def test_a_missing_torch_is_one_line_with_the_command(installed: Path, tmp_path: Path, verb: str) -> None:
     (tmp_path / "run").mkdir()
     words = [verb] if verb != "sample" else [verb, "run", "--prompt", "x"]
@@ -112,6 +114,23 @@ def test_a_missing_torch_is_one_line_with_the_command(installed: Path, tmp_path:
     assert printed.splitlines()[1:] == [
         f"gptfit: torch is not installed, and this command needs it; {install_line(sys.platform)}"
     ]
+
+
+@pytest.mark.slow  # six commands that each import torch
+@pytest.mark.skipif(sys.platform == "win32", reason="the environment's python has another place there")
+def test_a_wheel_in_an_empty_folder_runs_quickstart(installed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(installed), "-m", "gptfit", "quickstart", "--steps", "2"],
+        cwd=tmp_path,
+        env={**os.environ, "WITH_TORCH": "1", "GPTFIT_CACHE": str(tmp_path / "cache"), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "quickstart" / "run" / "report.html").is_file()
+    assert '  gptfit propose --gpu "RTX 4070" --data data/mine --hours 12 --write configs/mine.py' in done.stdout, (
+        "a command to paste stays on one line"
+    )
 
 
 def test_a_module_of_ours_that_is_missing_is_not_put_down_to_the_user() -> None:

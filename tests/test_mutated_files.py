@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from gptfit import measured
 from gptfit.config.keys import TrainConfig
 from gptfit.config.read import read_config
-from gptfit.config.start_model import known_shape
+from gptfit.config.start_model import known_shape, with_model_of
 from gptfit.data.describe import describe_folder
 from gptfit.data.journal import read_journal
 from gptfit.data.options import PrepareOptions
@@ -32,12 +33,13 @@ from gptfit.data.prepare import prepare
 from gptfit.data.sources import find_sources
 from gptfit.data.tokenizer import alphabet_table, char_tokenizer, load_tokenizer
 from gptfit.data.tokenizer_formats import to_tokenizer_json
+from gptfit.data.train_bpe import train_tokenizer
 from gptfit.dataset import read_dataset
 from gptfit.errors import GptfitError
 from gptfit.generate.eval_file import read_results
 from gptfit.gpus import find
 from gptfit.logs.open_run import open_run
-from gptfit.plan.calibration import record_of
+from gptfit.plan.calibration import calibration_from_json, record_of
 from gptfit.plan.plan import plan
 from gptfit.plan.resolve import on_card, setting_of
 from gptfit.plan.setting import speed_key
@@ -211,15 +213,42 @@ def test_a_changed_meta_pkl(prepared: Path, data: st.DataObject) -> None:
     either_way(lambda: load_tokenizer(read_dataset(folder)), folder / "meta.pkl")
 
 
+@pytest.fixture(scope="module")
+def tokenizers(prepared: Path) -> list[dict[str, Any]]:
+    """A table of characters, and pairs of bytes as `gptfit tokenizer train` writes them."""
+    pairs = prepared.parent / "bpe.json"
+    train_tokenizer([str(prepared.parent / "a.txt")], pairs, 270)
+    table = to_tokenizer_json(char_tokenizer(alphabet_table(set("abcdefgh\n"))))
+    return [json.loads(table), json.loads(pairs.read_bytes())]
+
+
 @MANY
 @given(data=st.data())
-def test_a_changed_tokenizer_json(tmp_path: Path, data: st.DataObject) -> None:
-    tokenizer = char_tokenizer(alphabet_table(set("abcdefgh\n")))
-    whole = json.loads(to_tokenizer_json(tokenizer))
-    text = json.dumps(data.draw(mutations(whole))).encode()
+def test_a_changed_tokenizer_json(tokenizers: list[dict[str, Any]], tmp_path: Path, data: st.DataObject) -> None:
+    text = json.dumps(data.draw(mutations(data.draw(st.sampled_from(tokenizers))))).encode()
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data.draw(st.one_of(st.just(text), torn(text))))
     either_way(lambda: load_tokenizer(path).encode("abc"), path)
+
+
+STARTING_MODEL = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 65}
+
+
+@MANY
+@given(data=st.data())
+def test_a_changed_config_json_of_a_model_to_start_from(tmp_path: Path, data: st.DataObject) -> None:
+    """`plan` looks at no more than this of it."""
+    text = json.dumps(data.draw(mutations(STARTING_MODEL))).encode()
+    path = tmp_path / "config.json"
+    path.write_bytes(data.draw(st.one_of(st.just(text), torn(text))))
+
+    def read() -> None:
+        shape = known_shape(str(tmp_path))
+        if shape is not None:
+            config = with_model_of(CONFIG, shape).replace(block_size=16)
+            json.dumps(plan(config, shape, find("RTX 4070")).as_json(), allow_nan=False)
+
+    either_way(read, path)
 
 
 HEADER = {
@@ -295,6 +324,25 @@ def test_a_changed_cache_of_measured_facts(tmp_path: Path, data: st.DataObject) 
             json.dumps(answer.as_json(), allow_nan=False)
 
     either_way(read, path)
+
+
+@SOME
+@given(data=st.data())
+def test_a_changed_card_json(data: st.DataObject) -> None:
+    """What somebody reports of a card: its calibration is one, or is refused as the reader says it refuses."""
+    checks = [{"check": "calibration", "level": "ok", "seconds": 100.0}]
+    whole = json.loads(json.dumps({"gptfit": "1", "checks": checks, "calibration": made_calibration().as_json()}))
+    text = json.dumps(data.draw(mutations(whole))).encode()
+    with no_hang(), contextlib.suppress(ValueError, KeyError, TypeError):
+        found = calibration_from_json(json.loads(data.draw(st.one_of(st.just(text), torn(text))))["calibration"])
+        known = measured.Measurements(devices=(record_of(found),))
+        try:
+            answer = plan(CONFIG, SHAPE, None, measurements=known, device_name=None).as_json()
+        except GptfitError:
+            return
+        except (ValueError, KeyError, TypeError) as error:
+            raise AssertionError(f"a plan with it fails: {error!r}") from None
+        json.dumps(answer, allow_nan=False)
 
 
 @MANY

@@ -26,10 +26,11 @@ POSIX_NAMES = set().union(*POSIX_ONLY.values())
 POSIX_MODULES = {"fcntl", "resource", "termios", "pwd", "grp", "pty"}
 
 
+GUARDS = ("win32", "sys.platform", "os.name", "ImportError", "# Windows")
+
+
 def unasked_names(file: Path) -> list[str]:
-    """`os.pread` only after hasattr, `resource` only where a branch or a try keeps Windows out of it."""
-    if any(word in text_of(file) for word in ("win32", "os.name", "ImportError", "# Windows")):
-        return []
+    """`os.pread` only after hasattr, `resource` only in a function, branch or try that keeps Windows out of it."""
     asked = {
         node.args[1].value
         for node in nodes(file)
@@ -39,13 +40,24 @@ def unasked_names(file: Path) -> list[str]:
         and len(node.args) > 1
         and isinstance(node.args[1], ast.Constant)
     }
+    guarded = guarded_lines(file)
     found = []
     for node in nodes(file):
         if isinstance(node, ast.Attribute) and node.attr in POSIX_NAMES - asked:
-            if node.attr in POSIX_ONLY.get(ast.unparse(node.value), ()):
+            if node.attr in POSIX_ONLY.get(ast.unparse(node.value), ()) and node.lineno not in guarded:
                 found.append(f"{file.name}:{node.lineno}: {ast.unparse(node)}")
-        elif isinstance(node, ast.Import):
+        elif isinstance(node, ast.Import) and node.lineno not in guarded:
             found += [f"{file.name}:{node.lineno}: {name.name}" for name in node.names if name.name in POSIX_MODULES]
+    return found
+
+
+def guarded_lines(file: Path) -> set[int]:
+    lines, found = text_of(file).splitlines(), set()
+    for node in nodes(file):
+        if isinstance(node, ast.FunctionDef | ast.If | ast.IfExp | ast.Try | ast.Assign):
+            span = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            if any(word in lines[number - 1] for number in span for word in GUARDS):
+                found |= set(span)
     return found
 
 
@@ -53,6 +65,9 @@ def test_names_that_windows_lacks_are_asked_for_first(tmp_path: Path) -> None:
     careless = tmp_path / "careless.py"
     careless.write_text("import fcntl\nimport os\nos.fork()\n")
     assert unasked_names(careless) == ["careless.py:1: fcntl", "careless.py:3: os.fork"]
+    partly = tmp_path / "partly.py"
+    partly.write_text("import os\nif os.name != 'nt':\n    os.fork()\ndef other():\n    os.fork()\n")
+    assert unasked_names(partly) == ["partly.py:5: os.fork"], "a guard speaks for its own branch"
     assert [line for file in FILES for line in unasked_names(file)] == []
 
 

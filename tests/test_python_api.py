@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gptfit
-from gptfit.tune import search, session
+from gptfit.tune import measuring, search
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 FUNCTIONS = ["prepare", "plan", "propose", "tune", "train", "compare", "load", "sample", "evaluate", "export"]
@@ -23,7 +23,7 @@ FUNCTIONS = ["prepare", "plan", "propose", "tune", "train", "compare", "load", "
 def test_the_examples_of_the_page_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPTFIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(session, "TIMED_SECONDS", 0.05)
+    monkeypatch.setattr(measuring, "TIMED_SECONDS", 0.05)
     monkeypatch.setattr(search, "MOST_ROUNDS", 1)
     texts = [f"The document number {i} says the same as the others, and ends." for i in range(200)]
     pq.write_table(pa.table({"text": texts}), "docs.parquet")

@@ -13,7 +13,7 @@ from gptfit import gpus
 from gptfit.config.keys import NANOGPT_VOCAB_SIZE, TrainConfig
 from gptfit.config.write import render
 from gptfit.gpus import GPU
-from gptfit.plan import defaults, ladder, memory, speed
+from gptfit.plan import ladder, memory, speed, usual_values
 from gptfit.plan.candidates import PlannedRun, Wish
 from gptfit.plan.known_data import KNOWN_DATA
 from gptfit.plan.plan import plan
@@ -40,7 +40,6 @@ CARDS = {
 }
 DATA = "openwebtext"
 BLOCK_SIZE, MOST_ROWS = 1024, 16
-MARGIN = 0.95  # of what is usable, as memory is predicted to within 8 %
 
 
 def main() -> None:
@@ -77,16 +76,16 @@ def ready_text(gpu: GPU, size: str) -> str:
         f"plan for {gpu.name}: {device:.1f} GiB{host}, {pace}, {duration(seconds.value)}",
         f"expected validation loss {loss.value:.2f} ({loss.low:.2f} to {loss.high:.2f})",
     ]
-    title = f"GPT-2 {size.upper()} on a card of {gpu.vram_gib:g} GB, made by tools/ready_configs.py"
+    title = f"GPT-2 {size.upper()} on a card of {gpu.vram_gib:g} GB"
     return render(config, title, notes)
 
 
 def ready_config(gpu: GPU, size: str) -> TrainConfig:
     layers, heads, width = SIZES[size]
     shape = ModelShape(layers, heads, width, BLOCK_SIZE, NANOGPT_VOCAB_SIZE)
-    tokens = defaults.optimal_tokens(shape)
-    rows = defaults.tokens_per_step(shape.parameters, tokens) // BLOCK_SIZE
-    way = ladder.climb(Setting(shape, MOST_ROWS, rows // MOST_ROWS), gpu, MARGIN * memory.usable_bytes(gpu)).way
+    tokens = usual_values.optimal_tokens(shape)
+    rows = usual_values.tokens_per_step(shape.parameters, tokens) // BLOCK_SIZE
+    way = ladder.climb(Setting(shape, MOST_ROWS, rows // MOST_ROWS), gpu, memory.usable_bytes(gpu)).way
     assert way is not None, f"{size} on {gpu.name} fits with no rungs at all"
     found = speed.predict(way.setting, gpu)
     assert found is not None

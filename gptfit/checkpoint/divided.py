@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +20,14 @@ import torch
 from torch import Tensor
 
 from gptfit import sane
+from gptfit.checkpoint.part_index import INDEX, check_index, read_index
 from gptfit.errors import RunError
 from gptfit.files import reason_of, remove_tree, sync_folder
 
 # The first process needs room for the whole of a checkpoint in its host's memory; beyond this nobody gathers it.
 WHOLE_UP_TO = 16 * 2**30
 FOLDER = "parts-{:08d}-{}"
-ANY_FOLDER = "parts-*"
-INDEX = ".metadata"  # torch's name for it
 READ_BYTES = 2**22
-MOST_FILES = 100_000
-# What torch's index of a folder is made of. It is a pickle, which could name any other function to call.
-KNOWN = {
-    "pathlib": ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
-    "torch": ("Size", "float32", "float16", "bfloat16"),
-    "torch.serialization": ("_get_layout",),
-    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
-    "torch.distributed.checkpoint.metadata": (
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    ),
-}
 
 
 def free_name(folder: Path, step: int) -> str:
@@ -94,6 +78,7 @@ class StoredTensors(Mapping[str, Tensor]):
         self._folder, self._index, self._names = folder, index, names
 
     def __getitem__(self, name: str) -> Tensor:
+        from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -102,9 +87,17 @@ class StoredTensors(Mapping[str, Tensor]):
         wanted = {stored: torch.empty(known.size, dtype=known.properties.dtype)}
         reader = FileSystemReader(self._folder)
         reader.read_metadata = lambda *_, **__: self._index  # type: ignore[method-assign]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is not several processes reading
-            load(wanted, storage_reader=reader, no_dist=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it is not several processes reading
+                load(wanted, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:
+            cause = next(iter(error.failures.values()))[0]
+            if not isinstance(cause, Exception):
+                raise cause from None  # Ctrl-C
+            raise RunError(
+                f"{self._folder}: {stored} cannot be read ({reason_of(cause)})", fix="use another one of this run"
+            ) from None
         return wanted[stored]
 
     def __iter__(self) -> Iterator[str]:
@@ -114,25 +107,57 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def with_parts(saved: dict[str, Any], file: Path, verify: bool) -> dict[str, Any]:
-    """The file's dictionary with tensors in it, still on the disk. ValueError where the folder is not what was written."""
-    parts = sane.mapping(saved["gptfit"]["parts"], "parts")
+@dataclass(frozen=True)
+class Parts:
+    """The folder of a checkpoint's tensors, looked at and still on the disk."""
+
+    folder: Path
+    index: Any
+    tied: dict[str, str]
+    n_bytes: int
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """What the model's tensors are called here -> there, a tied one under both of its names."""
+        own = self._names("model.")
+        return own | {alias: own[name] for alias, name in self.tied.items()}
+
+    def tensors(self, start: str) -> StoredTensors:
+        return StoredTensors(self.folder, self.index, self._names(start))
+
+    def _names(self, start: str) -> dict[str, str]:
+        return {name.removeprefix(start): name for name in self.index.state_dict_metadata if name.startswith(start)}
+
+
+def find_parts(saved: Mapping[str, Any], file: Path, verify: bool) -> Parts | None:
+    """Where a checkpoint's tensors are, if not in it. ValueError where the folder is not what was written."""
+    if "parts" not in (ours := sane.mapping(saved.get("gptfit", {}), "gptfit")):
+        return None
+    parts = sane.mapping(ours["parts"], "parts")
     folder = file.parent / Path(sane.text(parts.get("folder"), "parts: folder")).name
-    for name, entry in sane.mapping(parts.get("files"), "parts: files").items():
-        _check_file(folder / Path(name).name, sane.sequence(entry, f"parts: {name[:80]}", 2), verify)
+    files = {Path(name).name: entry for name, entry in sane.mapping(parts.get("files"), "parts: files").items()}
+    for name, entry in files.items():
+        _check_file(folder / name, sane.sequence(entry, f"parts: {name[:80]}", 2), verify)
+    if INDEX not in files:
+        raise ValueError("its parts have no index")
     index = read_index(folder / INDEX)
-    stored = index.state_dict_metadata
-    names = {name.partition(".")[2]: name for name in stored if name.startswith("model.")}
-    for alias, name in sane.mapping(parts.get("tied", {}), "parts: tied").items():
-        names[alias] = f"model.{name}"
-    average = {name.partition(".")[2]: name for name in stored if name.startswith("average.")}
-    ours = {**saved["gptfit"], "average": StoredTensors(folder, index, average)}
+    sizes = {name: int(entry[0]) for name, entry in files.items()}
+    check_index(index, sizes)
+    found = Parts(folder, index, sane.mapping(parts.get("tied", {}), "parts: tied"), sum(sizes.values()))
+    if any(f"model.{name}" not in index.state_dict_metadata for name in found.tied.values()):
+        raise ValueError("parts: tied names a weight that is not there")
+    return found
+
+
+def with_parts(saved: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    """The file's dictionary with tensors in it that are read when they are asked for."""
     optimizer = dict(saved["optimizer"])
     optimizer["state"] = {
-        number: _Entry(entry, StoredTensors(folder, index, _state_names(number, stored)))
-        for number, entry in optimizer.get("state", {}).items()
+        number: _Entry(entry, parts.tensors(f"optimizer.{number}.")) for number, entry in optimizer["state"].items()
     }
-    return {**saved, "model": StoredTensors(folder, index, names), "optimizer": optimizer, "gptfit": ours}
+    model = StoredTensors(parts.folder, parts.index, parts.weights)
+    ours = {**saved["gptfit"], "average": parts.tensors("average.")}
+    return {**saved, "model": model, "optimizer": optimizer, "gptfit": ours}
 
 
 class _Entry(Mapping[str, Any]):
@@ -151,11 +176,6 @@ class _Entry(Mapping[str, Any]):
         return len(self._plain) + len(self._stored)
 
 
-def _state_names(number: int, stored: Mapping[str, Any]) -> dict[str, str]:
-    start = f"optimizer.{number}."
-    return {name.removeprefix(start): name for name in stored if name.startswith(start)}
-
-
 def _check_file(file: Path, entry: list[Any], verify: bool) -> None:
     if not file.is_file():
         raise ValueError(f"{file} is missing")
@@ -164,36 +184,26 @@ def _check_file(file: Path, entry: list[Any], verify: bool) -> None:
         raise ValueError(f"{file} is damaged")
 
 
-class _IndexReader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name not in KNOWN.get(module, ()):
-            raise ValueError(f"{module}.{name} has no place in it")
-        return super().find_class(module, name)
-
-
-def read_index(file: Path) -> Any:
-    with file.open("rb") as opened:
-        index = _IndexReader(opened).load()
-    for place in index.storage_data.values():
-        if Path(place.relative_path).name != str(place.relative_path):
-            raise ValueError(f"{file}: {place.relative_path} is not in its folder")
-    return index
+def part_folders(folder: Path) -> list[Path]:
+    """The folders of tensors in a run's folder; what a person calls parts-mine is not one of them."""
+    return [path for path in folder.glob("parts-*") if re.fullmatch(r"parts-\d{8,}-\d+", path.name) and path.is_dir()]
 
 
 def remove_unnamed(folder: Path) -> None:
     """Folders of tensors that no checkpoint names, by the process that writes the checkpoints."""
-    found = [path for path in folder.glob(ANY_FOLDER) if path.is_dir()]
-    if not found:
-        return
-    named = {name for file in folder.glob("*.pt") if (name := _folder_of(file))}
+    found = part_folders(folder)
+    try:
+        named = {_folder_of(file) for file in folder.glob("*.pt")} if found else set()
+    except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError):
+        return  # a checkpoint that cannot be read now may name any of them
     for path in found:
         if path.name not in named:
             remove_tree(path)
 
 
 def _folder_of(file: Path) -> str | None:
-    """The folder a checkpoint names; None for one that holds its tensors itself, or cannot be read."""
-    with contextlib.suppress(RuntimeError, OSError, pickle.UnpicklingError, KeyError, TypeError, EOFError, ValueError):
-        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    """The folder a checkpoint names; None for one that holds its tensors itself."""
+    saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    with contextlib.suppress(KeyError, TypeError):
         return str(saved["gptfit"]["parts"]["folder"])
     return None

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import math
 import pickle
+import re
+import textwrap
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,18 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptfit.checkpoint.divided import StoredTensors, with_parts
+from gptfit.checkpoint.divided import StoredTensors, find_parts, with_parts
 from gptfit.checkpoint.sane import check_sums, check_values
 from gptfit.config.keys import INGREDIENTS
 from gptfit.device.processes import own_rows
 from gptfit.errors import GptfitError, RunError
-from gptfit.files import reason_of, remedy_of
+from gptfit.files import reading_remedy, reason_of
 from gptfit.model.base import LanguageModel
 from gptfit.shape import ModelShape
 
 LAST = "ckpt.pt"
 BEST = "best.pt"
 BEFORE_DECAY = "before-decay.pt"  # of schedule='wsd', to train longer from
+KEPT = "ckpt-{:08d}.pt"  # an older one, by its step
 FORMAT = 1
 # What torch.compile and DDP put before a parameter's name when a wrapped model is saved.
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")
@@ -97,7 +103,7 @@ def best_of(path: Path) -> Path:
     try:
         return path / BEST if (path / BEST).is_file() else path
     except OSError as error:  # a disk that does not answer must not make it another model
-        raise RunError(f"{path / BEST}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
+        raise RunError(f"{path / BEST}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
 
 
 def load_checkpoint(path: str | Path, lazy: bool = False, verify: bool = True) -> Checkpoint:
@@ -110,8 +116,8 @@ def load_checkpoint(path: str | Path, lazy: bool = False, verify: bool = True) -
         if verify:
             check_sums(file)
         saved = _read(file, lazy)
-        if isinstance(ours := saved.get("gptfit"), dict) and "parts" in ours:
-            saved = check_values(with_parts(saved, file, verify), None)
+        if parts := find_parts(saved, file, verify):
+            saved = with_parts(check_values(saved, parts.n_bytes, len(parts.weights)), parts)
         else:
             saved = check_values(saved, file.stat().st_size)
         ours = saved.get("gptfit", {})
@@ -150,9 +156,25 @@ def load_checkpoint(path: str | Path, lazy: bool = False, verify: bool = True) -
         ) from None
 
 
+TORCH_STARTS = (b"PK", b"\x80")  # a zip archive; a pickle, before 2020
+
+
 def _read(file: Path, lazy: bool) -> dict[str, Any]:
-    """weights_only: a checkpoint from the internet cannot run code."""
-    return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=lazy))
+    """weights_only: a checkpoint from the internet cannot run code. torch's format of before 2020 cannot be mapped."""
+    with open(file, "rb") as opened:
+        if not opened.read(2).startswith(TORCH_STARTS):
+            raise RunError(f"{file}: not a checkpoint", fix=f"name a run's folder, or the {LAST} or {BEST} in it")
+    return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=lazy and zipfile.is_zipfile(file)))
+
+
+def _near_run(path: Path) -> str:
+    """The run beside it whose name was probably meant."""
+    try:
+        runs = [str(file.parent) for file in path.parent.glob(f"*/{LAST}")]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(str(path), runs, n=1)
+    return f"did you mean {close[0]}?" if close and not path.exists() else ""
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -160,7 +182,8 @@ def find_checkpoint(path: str | Path) -> Path:
     path = Path(path)
     file = path / LAST if path.is_dir() else path
     if not file.is_file():
-        raise RunError(f"{file}: no such checkpoint", fix=f"`gptfit train` writes {LAST} and {BEST} into its out_dir")
+        usual = f"`gptfit train` writes {LAST} and {BEST} into its out_dir"
+        raise RunError(f"{file}: no such checkpoint", fix=_near_run(path) or usual)
     return file
 
 
@@ -214,18 +237,34 @@ def clean_names(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 def newest_readable(folder: Path, lazy: bool = False) -> tuple[Checkpoint, list[str]]:
     """The last checkpoint; if it is damaged the one before, with a sentence for each that was passed over."""
-    candidates = [folder / LAST, *sorted(folder.glob("ckpt-*.pt"), reverse=True), folder / BEST]
+    candidates = [folder / LAST, *kept_copies(folder), folder / BEST]
     damaged: list[GptfitError] = []
     for path in candidates:
         if not path.is_file():
             continue
         try:
-            return load_checkpoint(path, lazy), [str(error) for error in damaged]
+            found = load_checkpoint(path, lazy)
+            if _kept_step(path) in (None, found.iter_num):
+                return found, [str(error) for error in damaged]
+            damaged.append(RunError(f"{path}: holds step {found.iter_num}, not what its name says"))
         except GptfitError as error:
             damaged.append(error)
     if damaged:
         raise RunError(damaged[0].message, fix=f"{folder} has no other readable checkpoint, start from scratch")
     raise RunError(f"{folder / LAST}: no such checkpoint", fix="start the run without --init_from=resume")
+
+
+def kept_copies(folder: Path, before: float = math.inf) -> list[Path]:
+    """The checkpoints older than step `before`, newest first; what a person calls ckpt-mine.pt is not one of them."""
+    steps = {path: _kept_step(path) for path in folder.glob("ckpt-*.pt")}
+    found = [(step, path) for path, step in steps.items() if step is not None and step < before]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _kept_step(path: Path) -> int | None:
+    """The step in the name of a kept copy, as we write it; None for any other file."""
+    name = re.fullmatch(r"ckpt-(\d{8}|[1-9]\d{8,})\.pt", path.name)
+    return int(name[1]) if name else None
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -237,4 +276,4 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:120].rstrip(".:") if lines else type(error).__name__
+    return textwrap.shorten(lines[0], 120, placeholder="").rstrip(".:") if lines else type(error).__name__

@@ -19,6 +19,7 @@ from gptfit.checkpoint.format import Checkpoint
 from gptfit.checkpoint.hf_names import from_hf, shape_of_hf
 from gptfit.checkpoint.sane import check_storage, check_sums
 from gptfit.config.start_model import RELEASED
+from gptfit.data.hub import failures
 from gptfit.errors import RunError
 from gptfit.files import read_plain, reason_of
 from gptfit.shape import ModelShape
@@ -35,16 +36,14 @@ def find_stock(name: str) -> Path:
     """The folder of a released GPT-2 in the Hugging Face cache, downloaded if it is not there."""
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
         raise RunError(f"{name}: give a folder with its weights, or pip install 'gptfit[hf]' to fetch them") from None
     files = ["config.json", "model.safetensors", "tokenizer.json"]
     try:
         return Path(snapshot_download(f"openai-community/{name}", allow_patterns=files))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0][:100]
+    except failures() as error:
         raise RunError(
-            f"{name}: cannot be fetched ({reason})", fix="give a folder with its config.json and weights"
+            f"{name}: cannot be fetched ({reason_of(error)})", fix="give a folder with its config.json and weights"
         ) from None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptfit import sane
 from gptfit.errors import RunError
 from gptfit.shape import ModelShape
 
@@ -51,7 +52,7 @@ def shape_of_hf(config: Mapping[str, Any], where: str) -> ModelShape:
     """From a config.json; whatever our GPT-2 does not compute is refused by name."""
     if config.get("model_type") != "gpt2":
         raise RunError(f"{where}: model_type is {config.get('model_type')!r}", fix="only gpt2 folders can be opened")
-    n_embd = int(config["n_embd"])
+    n_embd = _size(config, "n_embd")
     plain = {
         "n_inner": (None, 4 * n_embd),
         "tie_word_embeddings": (None, True),
@@ -65,13 +66,18 @@ def shape_of_hf(config: Mapping[str, Any], where: str) -> ModelShape:
         if config.get(key) not in allowed:
             raise RunError(f"{where}: {key} = {config[key]!r} is not GPT-2's", fix="this model cannot be opened")
     return ModelShape(
-        n_layer=int(config["n_layer"]),
-        n_head=int(config["n_head"]),
+        n_layer=_size(config, "n_layer"),
+        n_head=_size(config, "n_head"),
         n_embd=n_embd,
-        block_size=int(config["n_positions"]),
-        vocab_size=int(config["vocab_size"]),
+        block_size=_size(config, "n_positions"),
+        vocab_size=_size(config, "vocab_size"),
         bias=True,
     )
+
+
+def _size(config: Mapping[str, Any], key: str) -> int:
+    """A whole number: 2.5 heads read as 2 would be another model without a word."""
+    return sane.integer(config[key], key, 1, 2**40)
 
 
 def gelu_of_hf(config: Mapping[str, Any]) -> str:

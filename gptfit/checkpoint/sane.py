@@ -5,6 +5,7 @@ weights_only keeps code out of a file; it does not make its values sane. Everyth
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -20,33 +21,30 @@ from gptfit.config.read import coerce
 from gptfit.errors import ConfigError
 
 MOST_TENSORS = 10**6
+MOST_PROCESSES = 100_000
 READ_BYTES = 2**22
 WHOLE_NUMBERS = ("window", "step", "best_step", "tokens", "evaluated_step", "evals_without_gain", "rises")
 SECONDS = ("seconds", "wall_seconds")
 
 
-def check_values(saved: Any, file_bytes: int | None) -> dict[str, Any]:
+def check_values(saved: Any, file_bytes: int, n_stored: int = 0) -> dict[str, Any]:
     """The file's dictionary, once everything in it is of the kind that the rest of gptfit relies on.
 
-    Without `file_bytes` its tensors are in a folder of their own, which was looked at already.
+    `n_stored`: of its weights, in a folder of `file_bytes` that was looked at already.
     """
     found = sane.mapping(saved, "its content")
     args = sane.mapping(found.get("model_args"), "model_args")
-    if file_bytes is None:
-        sane.model_sizes(args, len(found["model"]), sane.MOST_STEPS)
-    else:
-        model = sane.mapping(found.get("model"), "model")
+    model = sane.mapping(found.get("model"), "model")
+    if not n_stored:
         _check_tensors(model, file_bytes)
-        sane.model_sizes(args, len(model), file_bytes)
+    sane.model_sizes(args, n_stored or len(model), file_bytes)
     sane.flag(args.get("bias"), "bias")
     sane.integer(_plain(found.get("iter_num")), "iter_num", 0, sane.MOST_STEPS)
     sane.number(_plain(found.get("best_val_loss")), "best_val_loss")
     _check_config(sane.mapping(found.get("config", {}), "config"))
     ours = sane.mapping(found.get("gptfit", {}), "gptfit")
     _check_ours(ours)
-    if file_bytes is None:
-        return found
-    _check_average(sane.mapping(ours.get("average", {}), "average"), found["model"], file_bytes)
+    _check_average(sane.mapping(ours.get("average", {}), "average"), model, file_bytes)
     if found.get("optimizer") is not None:
         _check_optimizer(sane.mapping(found["optimizer"], "optimizer"), file_bytes)
     return found
@@ -107,9 +105,13 @@ def _check_ours(ours: Mapping[str, Any]) -> None:
         if key in progress:
             sane.number(progress[key], f"progress: {key}", 0, 1e12)
     for key in ("best_val_loss", "last_train_loss", "last_val_loss"):
-        if progress.get(key) is not None and progress[key] == progress[key]:
-            sane.number(progress[key], f"progress: {key}")
-    for start in sane.sequence(progress.get("starts", []), "progress: starts", 100_000):
+        value = progress.get(key)
+        if value is not None and not (isinstance(value, float) and math.isnan(value)):
+            sane.number(value, f"progress: {key}")
+    sane.text(progress.get("start", ""), "progress: start")
+    for pace in sane.sequence(progress.get("paces", []), "progress: paces", MOST_PROCESSES):
+        sane.number(pace, "progress: paces", 1e-12, 1e12)
+    for start in sane.sequence(progress.get("starts", []), "progress: starts", MOST_PROCESSES):
         _check_start(sane.mapping(start, "progress: starts"))
 
 
@@ -131,7 +133,7 @@ def _check_optimizer(optimizer: Mapping[str, Any], file_bytes: int) -> None:
         )
         for place in numbers:
             sane.integer(place, "optimizer: params", 0, MOST_TENSORS)
-    state = optimizer.get("state", {})
+    state = optimizer.get("state")
     if not isinstance(state, Mapping):
         raise ValueError(f"optimizer: state is {sane.short(state)}, not one entry per parameter")
     for place, entry in state.items():

@@ -10,8 +10,8 @@ from typing import IO
 
 import torch
 
-from gptfit.checkpoint.divided import ANY_FOLDER, remove_unnamed
-from gptfit.checkpoint.format import BEFORE_DECAY, BEST, LAST, Checkpoint, newest_readable
+from gptfit.checkpoint.divided import part_folders, remove_unnamed
+from gptfit.checkpoint.format import BEFORE_DECAY, BEST, KEPT, LAST, Checkpoint, kept_copies, newest_readable
 from gptfit.errors import RunError
 from gptfit.files import (
     FULL,
@@ -29,7 +29,6 @@ from gptfit.files import (
 
 # The names of what a run makes, as a regular expression.
 OURS = r"(?:ckpt(?:-\d+)?|best|before-decay|finished-\d+)\.pt|report\.html|\.writable"
-KEPT = "ckpt-*.pt"
 EARLIER = "earlier-{}"
 MOVING = ".part"  # of a folder that an earlier run's files are being moved into
 SLACK = 1.02  # names, headers and padding beside the tensors
@@ -67,20 +66,27 @@ class CheckpointStore:
             remove_leftovers(folder, OURS, is_ours_alone=True)
             remove_unnamed(folder)
 
-    def save_last(self, checkpoint: Checkpoint) -> None:
+    def save_last(self, checkpoint: Checkpoint, is_end: bool = False) -> None:
         """Replace ckpt.pt; the one it replaces lives on as ckpt-STEP.pt until `keep` newer ones exist."""
         self._keep_last(checkpoint.iter_num)
-        self._write(self.folder / LAST, checkpoint)
+        self._write(self.folder / LAST, checkpoint, is_end)
         self.last_step = checkpoint.iter_num
-        for old in self._kept()[self.keep :]:
+        self.remove_surplus()
+
+    def remove_surplus(self) -> None:
+        """Copies beyond `keep`. A name that ckpt.pt itself got before it was to be replaced is not counted, and one of a
+        later step is somebody else's.
+        """
+        assert self.last_step is not None, "after a save, or when ckpt.pt was resumed"
+        for old in kept_copies(self.folder, self.last_step)[self.keep :]:
             remove_tree(old)
         remove_unnamed(self.folder)
 
-    def save_best(self, checkpoint: Checkpoint) -> None:
-        self._write(self.folder / BEST, checkpoint)
+    def save_best(self, checkpoint: Checkpoint, is_end: bool = False) -> None:
+        self._write(self.folder / BEST, checkpoint, is_end)
 
-    def save_before_decay(self, checkpoint: Checkpoint) -> None:
-        self._write(self.folder / BEFORE_DECAY, checkpoint)
+    def save_before_decay(self, checkpoint: Checkpoint, is_end: bool = False) -> None:
+        self._write(self.folder / BEFORE_DECAY, checkpoint, is_end)
 
     def check_first_room(self, needed_bytes: int) -> None:
         """Before the first step: a disk that cannot hold one checkpoint is better known now than in an hour."""
@@ -96,9 +102,10 @@ class CheckpointStore:
             second_name(earlier, self.folder / LAST)
         except OSError as error:
             raise RunError(f"{self.folder}: cannot go back to {earlier.name} ({reason_of(error)})") from None
-        for later in self.folder.glob(KEPT):
-            if later.name > f"ckpt-{step:08d}.pt":
-                remove_tree(later)
+        earlier_ones = kept_copies(self.folder, step + 1)
+        for copy in kept_copies(self.folder, last_step + 1):
+            if copy not in earlier_ones:
+                remove_tree(copy)
         self.last_step = step
 
     def load_last(self) -> Checkpoint | None:
@@ -117,9 +124,9 @@ class CheckpointStore:
             number += 1
         aside = self.folder / EARLIER.format(number)
         moving = aside.with_name(aside.name + MOVING)
-        patterns = (LAST, BEST, BEFORE_DECAY, KEPT, "finished-*.pt")
+        patterns = (LAST, BEST, BEFORE_DECAY, "finished-*.pt")
         files = [path for pattern in patterns for path in sorted(self.folder.glob(pattern)) if path.is_file()]
-        files += [path for path in sorted(self.folder.glob(ANY_FOLDER)) if path.is_dir()]
+        files += kept_copies(self.folder) + part_folders(self.folder)
         if not files and not moving.is_dir():
             return None
         try:
@@ -136,27 +143,25 @@ class CheckpointStore:
             ) from None
         return aside
 
-    def _kept(self) -> list[Path]:
-        """The older checkpoints, newest first."""
-        return sorted(self.folder.glob(KEPT), reverse=True)
-
     def _keep_last(self, new_step: int) -> None:
         """A second name for the ckpt.pt that is about to be replaced. Where the disk refuses, the old file is simply not kept."""
         last = self.folder / LAST
         if self.keep > 0 and last.is_file() and self.last_step is not None and self.last_step != new_step:
             with suppress(OSError):
-                second_name(last, self.folder / f"ckpt-{self.last_step:08d}.pt")
+                second_name(last, self.folder / KEPT.format(self.last_step))
 
-    def _write(self, path: Path, checkpoint: Checkpoint) -> None:
+    def _write(self, path: Path, checkpoint: Checkpoint, is_end: bool) -> None:
         """All of it or an error. What failed once is tried once more: a disk may refuse a single call.
 
-        A full disk is given room from what is ours: older kept checkpoints, oldest first.
+        A full disk is given room from what is ours: older kept checkpoints, oldest first. At the end of a run, where
+        there is no next time, it is tried however little room there seems to be.
         """
         tries = 0
         while True:
             try:
                 self.folder.mkdir(exist_ok=True)  # somebody may have deleted it; the work is still worth keeping
-                check_room(self.folder, _with_slack(checkpoint.size_bytes), "a checkpoint")
+                if not is_end:
+                    check_room(self.folder, _with_slack(checkpoint.size_bytes), "a checkpoint")
                 write_whole(path, partial(_save_into, checkpoint))
                 return
             except (OSError, RuntimeError, NoRoom) as error:
@@ -173,7 +178,9 @@ class CheckpointStore:
 
     def _give_up_oldest(self) -> bool:
         """Whether a kept checkpoint made room."""
-        kept = self._kept()
+        if self.last_step is None:  # there is no good ckpt.pt: a copy may be all there is
+            return False
+        kept = kept_copies(self.folder, self.last_step + 1)
         if not kept:
             return False
         remove_tree(kept[-1])

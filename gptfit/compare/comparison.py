@@ -66,7 +66,16 @@ def _duels(first: RunFacts, other: RunFacts, bpb: bool) -> dict[Axis, Duel]:
 
 
 def _common_unit(runs: tuple[RunFacts, ...]) -> tuple[bool, str | None]:
-    """(bits per byte?, why the losses cannot be compared): a loss per token means nothing across tokenizers."""
+    """(bits per byte?, why the losses cannot be compared): a loss per token means nothing across tokenizers,
+    nor one over answers beside one over text."""
+    if len({bool(run.chat) for run in runs}) > 1:
+        talking, reading = (
+            ", ".join(run.name for run in runs if bool(run.chat) is is_chat) for is_chat in (True, False)
+        )
+        return (
+            False,
+            f"the losses of {talking} are over the assistant's words alone, those of {reading} over all of a text",
+        )
     known = {run.tokenizer for run in runs if run.tokenizer is not None}
     if len(known) <= 1 and not any(run.is_bpb for run in runs):
         return False, None

@@ -14,7 +14,7 @@ from gptfit.gpus import GPU, find, find_or_none
 from gptfit.logs.events import Eval, Header, Step
 from gptfit.logs.runlog import RunLog
 from gptfit.logs.sanitise import whole
-from gptfit.plan.rates import peak_tflops
+from gptfit.plan.matmul_rate import peak_tflops
 from gptfit.plan.speed import A100_TFLOPS
 from gptfit.shape import ModelShape
 
@@ -25,6 +25,9 @@ WARM_UP_STEPS = 5
 # Half the distance between the quartiles of step times: below 1 % on a card of one's own, 20 % and more on shared cores.
 BUSY_SPREAD = 0.1
 FEWEST_TIMES = 12
+CHAT_NOTE = (
+    "trained on conversations: its losses are over the assistant's words alone, not to be compared with those of text"
+)
 OUR_MODELS = ("gptfit", "nanogpt")  # trainers whose model is what the config says; others have their own
 
 
@@ -70,6 +73,7 @@ class RunFacts:
     tokenizer: str | None
     bytes_per_token: float | None
     train_tokens: int | None = None
+    chat: str | None = None  # the loss is over the assistant's words alone
     versions: dict[str, Any] = field(default_factory=dict)
     device_name: str | None = None
     config_file: str | None = None
@@ -177,11 +181,12 @@ def run_facts(run: RunLog, gpu_name: str | None = None) -> RunFacts:
         tokenizer=_tokenizer(header, config),
         bytes_per_token=dataset.bytes_per_token,
         train_tokens=dataset.train_tokens,
+        chat=dataset.chat,
         versions=header.versions,
         device_name=header.device.name,
         config_file=header.config_file,
         ended=run.end.reason if run.end else None,
-        notes=(*run.notes, *_card_note(header, gpu, gpu_name)),
+        notes=(*run.notes, *_card_note(header, gpu, gpu_name), *([CHAT_NOTE] if dataset.chat else [])),
     )
     return _doubting(facts)
 

@@ -10,7 +10,7 @@ from gptfit.compare.axes import Curve, curve, value_at
 from gptfit.compare.facts import RunFacts, run_letter
 from gptfit.compare.noise import eval_error
 from gptfit.estimate import Estimate
-from gptfit.plan.loss import ALPHA, law_loss, tables_effect, token_value
+from gptfit.plan.loss import ALPHA, LEAST_TOKENS, recipe_loss
 
 # Evals that say where the run is now, relative to the law.
 RECENT_EVALS = 3
@@ -74,8 +74,10 @@ def project_loss(run: RunFacts, step: float) -> Estimate | None:
     if step <= last * 1.001:
         return _measured(points, step)
     ends = [predict(step) for predict in (_by_law(run, points, step), _by_own_curve(points)) if predict is not None]
+    if min(ends) <= 0:
+        return None  # no loss is: the curve is not one that the law knows
     margin = ERROR_PER_EFOLD * math.log(step / last) + 2 * eval_error(run).nats
-    return Estimate(ends[0], min(ends) - margin, max(ends) + margin, "fit")
+    return Estimate(ends[0], max(0.0, min(ends) - margin), max(ends) + margin, "fit")
 
 
 def _measured(points: Curve, step: float) -> Estimate | None:
@@ -87,15 +89,16 @@ def _measured(points: Curve, step: float) -> Estimate | None:
 def _by_law(run: RunFacts, points: Curve, end: float) -> Callable[[float], float] | None:
     if run.parameters is None or run.tokens_per_step is None or run.tokenizer not in (None, "gpt2"):
         return None  # the law is fitted to GPT-2's tokens
+    if points[-1][0] * run.tokens_per_step < LEAST_TOKENS:
+        return None  # below its reach it falls so steeply that a short run would end below zero
     parameters = float(run.shape.tied_parameters if run.shape else run.parameters)
-    counted, worth = tables_effect(parameters, run.shape.value_tables if run.shape else 0)
-    parameters += counted
+    tables = run.shape.value_tables if run.shape else 0
     per_step = run.tokens_per_step
     unique = run.train_tokens or end * per_step
-    value = token_value(str(run.config.get("arch", "gpt2")), str(run.config.get("optimizer", "adamw"))) * worth
+    recipe = str(run.config.get("arch", "gpt2")), str(run.config.get("optimizer", "adamw"))
 
     def law(step: float) -> float:
-        return law_loss(parameters, step * per_step, unique, value)
+        return recipe_loss(parameters, step * per_step, unique, *recipe, tables)
 
     recent = points[-RECENT_EVALS:]
     offset = sum(y - law(x) for x, y in recent) / len(recent)

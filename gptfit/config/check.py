@@ -63,8 +63,8 @@ def _several(values: Values, processes: int) -> Iterator[Problem]:
     if values["embedding_device"] == "cpu" and processes > 1:
         message = f"embedding_device = 'cpu' with {processes} processes, which exchange gradients between devices"
         yield Problem("error", "embedding_device", message, "use embedding_device = 'auto'")
-    if values["matmul"] == "fp8" and processes > 1 and values["parallel"] == "fsdp":
-        message = "matmul = 'fp8' with parallel = 'fsdp', whose weights come in parts"
+    if values["matmul"] != "plain" and processes > 1 and values["parallel"] == "fsdp":
+        message = f"matmul = {values['matmul']!r} with parallel = 'fsdp', whose weights come in parts"
         yield Problem("error", "matmul", message, "use matmul = 'plain' or parallel = 'ddp'")
 
 

@@ -51,6 +51,7 @@ class Key:
     nanogpt: bool = False  # whether stock nanoGPT reads it
     needs: tuple[str, object] | None = None  # it does nothing unless this other key has this value
     idle: Level = "warning"  # how bad it is when the key is set all the same
+    portable: object = None  # the value that `portable = True` needs; None: any
     ignored: str = ""  # why nanoGPT's key is read and nothing is done with it
     always_written: bool = False  # shown in a written config even at its default
 
@@ -79,6 +80,14 @@ class Key:
             return None
         message = f"{self.name} = {values[self.name]!r} needs {other} = {wanted!r}"
         return Problem(self.idle, self.name, message, f"set that, or leave {self.name} out")
+
+    def portable_problem(self, values: Mapping[str, Any]) -> Problem | None:
+        """The key asks for something that no other program computes, and `portable` says that one shall."""
+        is_wanted = values["portable"] and values["arch"] == "modern" and self.portable is not None
+        if not is_wanted or values[self.name] == self.portable:
+            return None
+        message = f"{self.name} = {values[self.name]!r} is nothing llama.cpp can compute, and portable = True"
+        return Problem("error", self.name, message, f"use {self.name} = {self.portable!r}, or leave portable out")
 
 
 def key(default: Any, meaning: str, **facts: Any) -> Any:

@@ -42,6 +42,7 @@ def describe(key: Key) -> list[str]:
         f"  affects: {', '.join(key.affects) or 'nothing that is learnt or timed'}",
         f"  on resume: {ON_RESUME[key.on_resume]}",
         *([f"  only with {key.needs[0]} = {key.needs[1]!r}"] if key.needs else []),
+        *([f"  portable = True makes it {key.portable!r}"] if key.portable is not None else []),
         *(["  `gptfit tune --also` can vary it"] if key.tunable else []),
         f"  {nanogpt_words(key)}",
     ]

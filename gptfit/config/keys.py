@@ -74,26 +74,44 @@ class TrainConfig:
     )
 
     # The ingredients of arch='modern'; what each is worth: docs/recipe.md
-    positions: str = _modern(ModelShape.positions, "how tokens know their place", choices=("rotary", "learned"))
-    norm: str = _modern(ModelShape.norm, "RMS norm without weights, or GPT-2's LayerNorm", choices=("rms", "layer"))
-    qk_norm: bool = _modern(ModelShape.qk_norm, "normalise queries and keys")
-    activation: str = _modern(ModelShape.activation, "between the MLP's matrices", choices=("relu2", "gelu"))
+    portable: bool = _modern(
+        False,
+        "leave out what llama.cpp cannot compute, so that the model can be exported to GGUF (docs/export.md)",
+        affects=(),  # but those of the keys it turns off
+        on_resume="free",
+        needs=None,  # GPT-2's block is portable as it is
+    )
+    positions: str = _modern(
+        ModelShape.positions, "how tokens know their place", choices=("rotary", "learned"), portable="rotary"
+    )
+    norm: str = _modern(
+        ModelShape.norm, "RMS norm without weights, or GPT-2's LayerNorm", choices=("rms", "layer"), portable="rms"
+    )
+    qk_norm: bool = _modern(ModelShape.qk_norm, "normalise queries and keys", portable=False)
+    activation: str = _modern(
+        ModelShape.activation, "between the MLP's matrices", choices=("relu2", "gelu"), portable="relu2"
+    )
     zero_init: bool = _modern(
         ModelShape.zero_init, "projections into the residual stream, and the head, start at zero", affects=("loss",)
     )
     tied_head: bool = _modern(ModelShape.tied_head, "the token embedding is also the head, as in GPT-2")
-    smear: bool = _modern(ModelShape.smear, "each token sees a share of the one before")
-    value_residual: bool = _modern(ModelShape.value_residual, "every layer's values mixed with the first layer's")
-    layer_scalars: bool = _modern(
-        ModelShape.layer_scalars, "a learned scale of the stream and of the embedding per layer"
+    smear: bool = _modern(ModelShape.smear, "each token sees a share of the one before", portable=False)
+    value_residual: bool = _modern(
+        ModelShape.value_residual, "every layer's values mixed with the first layer's", portable=False
     )
-    logit_softcap: float = _modern(ModelShape.logit_softcap, "logits bent softly below this; 0: not", within=AMOUNT)
+    layer_scalars: bool = _modern(
+        ModelShape.layer_scalars, "a learned scale of the stream and of the embedding per layer", portable=False
+    )
+    logit_softcap: float = _modern(
+        ModelShape.logit_softcap, "logits bent softly below this; 0: not", within=AMOUNT, portable=0.0
+    )
     value_embeddings: str = _modern(
         ModelShape.value_embeddings,
         "the token's own value in every second layer: a table of the vocabulary each, or a projection",
         choices=("none", "tables", "projections"),
+        portable="none",
     )
-    bigram: bool = _modern(ModelShape.bigram, "a hashed table of token pairs on a quarter of the width")
+    bigram: bool = _modern(ModelShape.bigram, "a hashed table of token pairs on a quarter of the width", portable=False)
     qk_scale: float = _modern(
         ModelShape.qk_scale, "factor on normalised queries and keys", within=AMOUNT, affects=("loss",)
     )
@@ -103,8 +121,12 @@ class TrainConfig:
         within=AMOUNT,
         affects=("loss",),
     )
-    backout: bool = _modern(ModelShape.backout, "take a learned share of the stream at half the depth off its end")
-    smear_gate: bool = _modern(ModelShape.smear_gate, "each token says how much of the one before it wants")
+    backout: bool = _modern(
+        ModelShape.backout, "take a learned share of the stream at half the depth off its end", portable=False
+    )
+    smear_gate: bool = _modern(
+        ModelShape.smear_gate, "each token says how much of the one before it wants", portable=False
+    )
 
     batch_size: int = _step(
         12, "micro-batch: windows computed at once on one device", nanogpt=True, always_written=True
@@ -129,7 +151,10 @@ class TrainConfig:
     max_iters: int = _horizon(
         600000, "updates in all", affects=("loss",), on_resume="replan", nanogpt=True, always_written=True
     )
-    max_hours: float = _horizon(0.0, "stop and save after this many hours of the whole run; 0: no limit")
+    max_hours: float = _horizon(
+        0.0,
+        "stop and save after this many hours of running (resumed parts count, sleep does not); 0: no limit",
+    )
     early_stop_evals: int = _horizon(0, "stop after this many evaluations without a better val loss; 0: never")
 
     learning_rate: float = _rate(
@@ -222,6 +247,12 @@ class TrainConfig:
     eval_interval: int = _files(2000, "updates between evaluations", within=COUNT, nanogpt=True, always_written=True)
     eval_iters: int = _files(200, "batches per evaluation and split", within=COUNT, nanogpt=True, always_written=True)
     eval_only: bool = _files(False, "evaluate once and end", on_resume="anew", nanogpt=True)
+    sample_interval: int = _files(
+        0, "updates between samples, which the log and the page keep; 0: none are made", within=AMOUNT
+    )
+    sample_prompts: str = _files(
+        "", "what the samples continue, several with | between them; empty: a new document and two from validation"
+    )
     log_interval: int = _files(1, "updates between lines of output and log", within=COUNT, nanogpt=True)
     always_save_checkpoint: bool = _files(
         True,
@@ -388,7 +419,9 @@ GROUPS: Mapping[str, tuple[Key, ...]] = {
 DEFAULTS: Mapping[str, Any] = {name: key.default for name, key in KEYS.items()}
 # What a model is: saved weights decide these. A ModelShape has nothing that no key sets.
 MODEL_KEYS: tuple[str, ...] = tuple(field.name for field in fields(ModelShape))
-INGREDIENTS = tuple(name for name, key in KEYS.items() if key.needs == ("arch", "modern"))
+INGREDIENTS = tuple(name for name in MODEL_KEYS if KEYS[name].needs == ("arch", "modern"))
+# What portable = True needs of them.
+PORTABLE: Mapping[str, Any] = {name: key.portable for name, key in KEYS.items() if key.portable is not None}
 TUNABLE = tuple(name for name, key in KEYS.items() if key.tunable)
 GPTFIT_KEYS = frozenset(name for name, key in KEYS.items() if not key.nanogpt)
 
@@ -406,4 +439,5 @@ def find_warnings(values: Mapping[str, Any], processes: int = 1) -> list[Problem
 
 def _found(values: Mapping[str, Any], processes: int) -> list[Problem]:
     idle = [problem for key in KEYS.values() if (problem := key.idle_problem(values))]
-    return [*find_conflicts(values, processes), *idle]
+    strange = [problem for key in KEYS.values() if (problem := key.portable_problem(values))]
+    return [*find_conflicts(values, processes), *idle, *strange]

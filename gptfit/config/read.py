@@ -7,16 +7,17 @@ import difflib
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gptfit.config.keys import DEFAULTS, KEYS, TrainConfig
+from gptfit.config.keys import DEFAULTS, KEYS, PORTABLE, TrainConfig
 from gptfit.errors import ConfigError, UsageError
 from gptfit.files import read_plain, reason_of
 
 LARGEST_FILE = 1_000_000  # bytes; a config is a page of text, so anything larger is the wrong file
 COMMAND_LINE = "command line"
+UNASKED = ("recipe", "portable")  # sources of keys that follow from another
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Loaded:
     """A config, where each changed key came from, and remarks that stop nothing."""
 
     config: TrainConfig
-    sources: dict[str, str] = field(default_factory=dict)  # key -> "file:line" or "command line"
+    sources: dict[str, str] = field(default_factory=dict)  # key -> "file:line", "command line", UNASKED
     notes: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()  # the files as written, for checks that read comments
 
@@ -60,7 +61,28 @@ def read_config(paths: Sequence[str | Path], overrides: Iterable[str] = ()) -> L
         key, value = parse_override(override)
         values[key] = value
         sources[key] = COMMAND_LINE
-    return Loaded(TrainConfig.unchecked(**values), sources, tuple(notes), tuple(texts))
+    return with_portable(Loaded(TrainConfig.unchecked(**values), sources, tuple(notes), tuple(texts)))
+
+
+def with_portable(loaded: Loaded) -> Loaded:
+    """Without what `portable = True` leaves out.
+
+    What a file asks for gives way to a `portable` on the command line; where both are in the same place, the check says
+    that they clash.
+    """
+    config, sources = loaded.config, loaded.sources
+    if not config.portable or config.arch != "modern":
+        return loaded
+    is_typed = sources["portable"] == COMMAND_LINE
+    asked = {key for key in PORTABLE if sources.get(key) not in (None, *UNASKED)}
+    kept = {key for key in asked if not is_typed or sources[key] == COMMAND_LINE}
+    changes = {key: value for key, value in PORTABLE.items() if key not in kept and getattr(config, key) != value}
+    notes = [f"{sources[key]}: {key} is left out, for portable = True" for key in changes if key in asked]
+    if quiet := [f"{key} = {value!r}" for key, value in changes.items() if key not in asked]:
+        notes.append(f"portable = True: {', '.join(quiet)}")
+    changed = TrainConfig.unchecked(**config.as_dict() | changes)
+    sources = sources | dict.fromkeys(changes, "portable")
+    return replace(loaded, config=changed, sources=sources, notes=(*loaded.notes, *notes))
 
 
 def checked(loaded: Loaded) -> Loaded:

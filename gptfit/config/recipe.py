@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gptfit.config.keys import TrainConfig
+from gptfit.config.keys import DEFAULTS, PORTABLE, TrainConfig
 from gptfit.shape import ModelShape
 
 RECIPES = ("gpt2", "modern")
-MODERN_LIMITS = "gptfit and Hugging Face run it; it cannot be exported to GGUF or nanoGPT"
+MODERN_LIMITS = "gptfit and Hugging Face run it; for llama.cpp (GGUF) train with --portable=True; nanoGPT cannot run it"
+PORTABLE_LIMITS = "gptfit, Hugging Face and llama.cpp (GGUF) run it; nanoGPT cannot"
 
 # Muon's rate for matrices and AdamW's for the rest, from modded-nanogpt's short script (track 3, 12 x 768), checked
 # at 3 x 128, where 0.02 was best for the head. Muon's scaling carries the first over width and depth; embeddings are
@@ -29,9 +30,14 @@ WIDE = 1536
 TOKENS_PER_PARAMETER = 13.7
 STEPS = 3_250  # of that run
 MOST_TOKENS_PER_STEP = 524_288  # of that run
-# Where Muon's 22 C^3 FLOPs per C x C matrix reach the model's 6 C^2 per token at C = 1,100; half of it on a CPU, whose
-# runs of seconds end 0.03 nats lower with that (bench/propose.py).
+# Where Muon's 12 C^3 FLOPs per C x C matrix are a third of the model's 6 C^2 per token at C = 700; a card needs that many
+# tokens to be busy. A CPU is busy with fewer, and runs of seconds end 0.03 nats lower with half of them (bench/propose.py).
 LEAST_TOKENS_PER_STEP, LEAST_ON_A_CPU = 4_096, 2_048
+# In a run of a few hundred updates their number decides: 3 x 128 with 1,024 tokens per step ends 0.11 nats below 2,048 after
+# as many tokens, with 512 another 0.06 below (docs/recipe.md, one seed). Muon's rounds cost as much as the blocks' own
+# products with 2 tokens per channel, half of that with these. A row of the head learns from its entry's tokens: with 4,096
+# entries 1,024 tokens per step end 0.05 nats below 512.
+TOKENS_PER_CHANNEL, TOKENS_PER_ENTRY = 4, 1 / 4
 WARMUP_FRACTION = 0.0  # Muon's updates have one size from the first on; docs/recipe.md has what a warm-up is worth
 # Track 3 decays over 0.7 of the run and has no floor.
 DECAY_FRACTION = 0.6
@@ -57,15 +63,28 @@ class OwnRate:
 SCALARS = {"residual_scales": OwnRate(0.005), "embedding_scales": OwnRate(0.5, 0.96)}
 
 
-def adamw_rate(kind: str, shape: ModelShape) -> float:
-    """The rate of a tensor that is no matrix of a block, when Muon trains those."""
+def scalar_rates(tokens_per_step: int) -> dict[str, OwnRate]:
+    """nanochat's rates are for its batch. A smaller one has noisier gradients, and AdamW's steps are as large for noise:
+    its rate goes with the batch's square root (Malladi et al. 2022). At 1,024 tokens per step the whole rates cost
+    0.06 nats at 3 x 128 (docs/recipe.md)."""
+    share = min(1.0, math.sqrt(tokens_per_step / MOST_TOKENS_PER_STEP))
+    return {name: replace(own, rate=own.rate * share) for name, own in SCALARS.items()}
+
+
+def adamw_rate(kind: str, shape: ModelShape, tokens_per_step: int = MOST_TOKENS_PER_STEP) -> float:
+    """The rate of a tensor that is no matrix of a block, when Muon trains those.
+
+    The head's is for a batch that has every entry of the vocabulary; with fewer tokens per entry its gradient is noise for
+    most rows, and the rate goes with the square root of their number, as the scalars'.
+    """
     if kind in ("gate", "vector", "scalar"):
         return SCALAR_RATE
     if kind == "table":
         return TABLE_SHARE * EMBEDDING_RATE
     # A tied embedding is small as the head must be, and so is what is added to it.
     if kind == "head" or shape.is_tied:
-        return HEAD_RATE * REFERENCE_WIDTH / shape.n_embd
+        share = min(1.0, math.sqrt(tokens_per_step / shape.vocab_size))
+        return share * HEAD_RATE * REFERENCE_WIDTH / shape.n_embd
     return EMBEDDING_RATE
 
 
@@ -78,6 +97,15 @@ def tokens_per_step(tokens: float, least: int = LEAST_TOKENS_PER_STEP) -> int:
     """A power of two that gives the run about as many updates as the tuned one had."""
     wanted: int = 2 ** round(math.log2(max(1.0, tokens / STEPS)))
     return max(least, min(MOST_TOKENS_PER_STEP, wanted))
+
+
+def least_tokens_per_step(n_embd: int, vocab_size: int, is_cpu: bool) -> int:
+    """Fewer are not worth an update's own cost, or say too little of a vocabulary; a power of two."""
+    if not is_cpu:
+        return LEAST_TOKENS_PER_STEP
+    wanted = max(TOKENS_PER_CHANNEL * n_embd, TOKENS_PER_ENTRY * vocab_size)
+    least: int = 2 ** int(math.log2(wanted))
+    return min(LEAST_ON_A_CPU, least)
 
 
 def head_count(n_embd: int) -> int:
@@ -123,23 +151,46 @@ BIGRAM_BELOW = 150e6  # parameters; above, the blocks have learned their pairs b
 TABLES_UNTIL = 4.0  # epochs; a row that is seen so often is learned by heart, a projection of the embedding is not
 
 
-def second_edition(shape: ModelShape, epochs: float = 0.0) -> dict[str, Any]:
-    """The second edition's keys for this model and data; tables only where they are small beside a card's memory."""
-    tables = replace(shape, arch="modern", value_embeddings="tables").value_tables
-    values = "projections" if epochs > TABLES_UNTIL else "tables" if tables <= MOST_TABLE_WEIGHTS else "none"
-    is_bigram = epochs <= TABLES_UNTIL and shape.tied_parameters < BIGRAM_BELOW
-    return {**SECOND_EDITION, "value_embeddings": values, "bigram": is_bigram}
-
-
 LONG_MEMORY, SHORT_MEMORY, MEMORY_FRACTION = 100 / 3, 10.0, 1 / 30  # updates that Muon's momentum remembers
 MOMENTUM_FALL = 0.07  # from its height to its end
+NANOCHATS_STEPS = 2_000  # and more, what the second edition was published for
+SCALARS_FROM = (
+    1_000  # updates; in 160 and in 320 layer scalars cost 0.02 nats (3 x 128), in nanochat's thousands they gain
+)
 
 
-def momentum_keys(max_iters: int) -> dict[str, Any]:
+def length_keys(max_iters: int) -> dict[str, Any]:
     """nanochat's 0.97 remembers 33 updates of thousands; a run of a hundred would still be moving by its first ones."""
     memory = max(SHORT_MEMORY, min(LONG_MEMORY, MEMORY_FRACTION * max_iters))
     height = round(1 - 1 / memory, 3)
-    return {"momentum": height, "momentum_end": round(height - MOMENTUM_FALL, 3)}
+    momentum = {"momentum": height, "momentum_end": round(height - MOMENTUM_FALL, 3)}
+    return {**momentum, "layer_scalars": max_iters >= SCALARS_FROM}
+
+
+def limits(shape: ModelShape) -> str:
+    """Which programs run a modern model."""
+    return MODERN_LIMITS if strange_keys(shape) else PORTABLE_LIMITS
+
+
+def strange_keys(shape: ModelShape) -> dict[str, Any]:
+    """What llama.cpp cannot compute of a modern model."""
+    values = {key: getattr(shape, key) for key in PORTABLE}
+    return {key: value for key, value in values.items() if value != PORTABLE[key]}
+
+
+def second_edition(
+    shape: ModelShape, epochs: float = 0.0, portable: bool = False, max_iters: int = NANOCHATS_STEPS
+) -> dict[str, Any]:
+    """The second edition's keys for this model, data and length; tables only where they are small beside a card's memory."""
+    tables = replace(shape, arch="modern", value_embeddings="tables").value_tables
+    values = "projections" if epochs > TABLES_UNTIL else "tables" if tables <= MOST_TABLE_WEIGHTS else "none"
+    is_bigram = epochs <= TABLES_UNTIL and shape.tied_parameters < BIGRAM_BELOW
+    keys = {**SECOND_EDITION, **length_keys(max_iters), "value_embeddings": values, "bigram": is_bigram}
+    return (
+        keys | {key: value for key, value in PORTABLE.items() if key in keys or value != DEFAULTS[key]}
+        if portable
+        else keys
+    )
 
 
 def edition_shape(shape: ModelShape, epochs: float = 0.0) -> ModelShape:
@@ -181,7 +232,7 @@ def modern_keys(
     keys |= {key: value for key, value in _size_keys(sized, given, data.vocab_size).items() if key not in given}
     max_iters = int(keys.get("max_iters", config.max_iters))
     times = epochs(sized, keys, data)
-    edition = second_edition(sized.shape(data.vocab_size), times) | momentum_keys(max_iters)
+    edition = second_edition(sized.shape(data.vocab_size), times, config.portable, max_iters)
     keys |= {key: value for key, value in edition.items() if key not in given}
     training = training_keys(max_iters) | many_epochs_keys(times, data.has_documents)
     return keys | {key: value for key, value in training.items() if key not in on_command_line}

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gptfit import sane
 from gptfit.config.keys import MODEL_KEYS, TrainConfig
 from gptfit.errors import GptfitError
 from gptfit.files import read_plain
@@ -20,6 +21,7 @@ RELEASED = {
     "gpt2-xl": (48, 25, 1600),
 }
 RELEASED_WINDOW, RELEASED_VOCABULARY = 1024, 50257
+MOST_WEIGHTS = 10**13  # more than any model that one machine holds
 
 
 def is_pretrained(config: TrainConfig) -> bool:
@@ -35,10 +37,12 @@ def known_shape(init_from: str) -> ModelShape | None:
         if os.path.isfile(path / RUN_LOG):
             return read_run(path).header.shape
         if os.path.isfile(path / "config.json"):
-            facts = json.loads(read_plain(path / "config.json"))
-            layers, heads, width = int(facts["n_layer"]), int(facts["n_head"]), int(facts["n_embd"])
-            return ModelShape(layers, heads, width, int(facts["n_positions"]), int(facts["vocab_size"]), bias=True)
-    except (GptfitError, OSError, ValueError, TypeError, KeyError):
+            facts = sane.mapping(json.loads(read_plain(path / "config.json")), "config.json")
+            sizes = {key: facts[key] for key in ("n_layer", "n_head", "n_embd", "vocab_size")}
+            shape = {**sizes, "block_size": facts["n_positions"]}
+            sane.model_sizes(shape, sane.MOST_LAYERS, MOST_WEIGHTS)
+            return ModelShape(**shape, bias=True)
+    except (GptfitError, OSError, ValueError, KeyError, RecursionError):
         return None
     if init_from in RELEASED and not os.path.exists(path):
         return ModelShape(*RELEASED[init_from], RELEASED_WINDOW, RELEASED_VOCABULARY, bias=True)

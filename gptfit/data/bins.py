@@ -55,6 +55,40 @@ class TokenFileWriter:
             os.close(self._fd)
 
 
+class CountedTokenWriter:
+    """Tokens with bit 31 where they count, as a token file and a mask beside it, a byte per token.
+
+    What the journal knows is the token file's length; the mask's follows from it.
+    """
+
+    def __init__(self, path: Path, keep_bytes: int, dtype: str) -> None:
+        self._dtype = np.dtype(dtype)
+        self._tokens = TokenFileWriter(path, keep_bytes)
+        self._mask = TokenFileWriter(mask_path(path), keep_bytes // self._dtype.itemsize)
+
+    @property
+    def size(self) -> int:
+        return self._tokens.size
+
+    def append(self, *arrays: NDArray[np.unsignedinteger]) -> None:
+        for both in arrays:
+            self._tokens.append((both & 0x7FFF_FFFF).astype(self._dtype))
+            self._mask.append((both >> 31).astype(np.uint8))
+
+    def sync(self) -> None:
+        self._tokens.sync()
+        self._mask.sync()
+
+    def close(self) -> None:
+        self._tokens.close()
+        self._mask.close()
+
+
+def mask_path(path: Path) -> Path:
+    """train.bin -> train_mask.bin"""
+    return path.with_name(f"{path.stem}_mask.bin")
+
+
 def publish(path: Path, size: int) -> None:
     """Give PATH.part its name; doing it again after a crash changes nothing."""
     part = _part(path)

@@ -20,7 +20,7 @@ from gptfit.data.tokenizer import load_tokenizer
 from gptfit.data.work import Unit, source_spans
 from gptfit.dataset import MANIFEST, DatasetInfo, Split, read_dataset
 from gptfit.errors import DataError
-from gptfit.files import read_plain, reason_of, remedy_of
+from gptfit.files import read_plain, reading_remedy, reason_of
 
 SHOWN_DOCUMENTS = 3
 SHOWN_CHARS = 300
@@ -85,10 +85,18 @@ def _samples(source: Source, column: str) -> list[str]:
         for span in source_spans(source, 0, column):
             with closing(read_unit(reading, Unit(0, (span,)), files)) as batches:
                 for batch in batches:
-                    found += [text[:SHOWN_CHARS] for text in islice(batch.texts, SHOWN_DOCUMENTS - len(found))]
+                    found += [_beginning(text) for text in islice(batch.texts, SHOWN_DOCUMENTS - len(found))]
                     if len(found) == SHOWN_DOCUMENTS:
                         return found
     return found
+
+
+def _beginning(text: str) -> str:
+    """As much as can be looked at, up to the end of a word."""
+    if len(text) <= SHOWN_CHARS:
+        return text
+    words = text[: SHOWN_CHARS + 1].rsplit(None, 1)
+    return f"{words[0] if len(words) == 2 else text[:SHOWN_CHARS]} ..."
 
 
 def describe_folder(folder: str | Path) -> FolderDescription:
@@ -125,7 +133,7 @@ def _account(path: Path) -> dict[str, Any]:
                 sane.integer(source["rows"], "a source's rows", 0, 2**53)
         return content
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
+        raise DataError(f"{path}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
     except KeyError as error:
         raise DataError(f"{path}: damaged manifest (it has no {error})", fix="prepare the folder again") from None
     except (ValueError, RecursionError) as error:

@@ -67,11 +67,12 @@ class Reading:
     skip_bad: bool
     shuffle_seed: int | None
     batch_bytes: int  # of text in a batch, about
+    is_chat: bool = False  # rows are conversations, texts are packed ones
 
 
-def plain_reading(sources: Sequence[Source], column: str, skip_bad: bool = False) -> Reading:
+def plain_reading(sources: Sequence[Source], column: str, skip_bad: bool = False, is_chat: bool = False) -> Reading:
     """Everything in order, nothing for validation."""
-    return Reading(tuple(sources), column, SplitRule("hash", 0, 0), skip_bad, None, work.BATCH_BYTES)
+    return Reading(tuple(sources), column, SplitRule("hash", 0, 0), skip_bad, None, work.BATCH_BYTES, is_chat)
 
 
 def read_unit(reading: Reading, unit: Unit, files: OpenFiles) -> Generator[DocumentBatch, None, None]:
@@ -110,8 +111,9 @@ def _read_span(source: Source, span: Span, reading: Reading, files: OpenFiles) -
         return _read_row_group(files.get(source), source, span, reading)
     if source.kind == "txt":
         return read_txt(source, reading.batch_bytes, reading.split.fraction if reading.split.kind == "tail" else None)
-    read = read_jsonl if source.kind == "jsonl" else read_csv
-    return read(source, reading.text_column, reading.batch_bytes)
+    if source.kind == "jsonl":
+        return read_jsonl(source, None if reading.is_chat else reading.text_column, reading.batch_bytes)
+    return read_csv(source, reading.text_column, reading.batch_bytes)
 
 
 def _read_row_group(file: ParquetFile, source: Source, span: Span, reading: Reading) -> Iterator[Read]:

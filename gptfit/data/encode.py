@@ -32,6 +32,15 @@ class EncodedBatch:
     is_val: NDArray[np.bool_]
     text_bytes: NDArray[np.int64]
     account: RowAccount
+    is_masked: bool = False
+
+    @property
+    def counted(self) -> tuple[int, int] | None:
+        """Tokens of train and of val that a loss is about, where some are not: they have bit 31."""
+        if not self.is_masked:
+            return None
+        train, val = (sum(int((tokens >> 31).sum()) for tokens in side) for side in (self.train, self.val))
+        return train, val
 
 
 def encode_documents(batch: DocumentBatch, tokenizer: Tokenizer, separator: int | None) -> EncodedBatch:
@@ -44,7 +53,7 @@ def encode_documents(batch: DocumentBatch, tokenizer: Tokenizer, separator: int 
         closes = is_last & (owner != unfinished) if separator is not None else np.zeros(len(owner), np.bool_)
         ids, counts = _encode_call(texts, closes, tokenizer, separator)
         np.add.at(lengths, owner, counts)
-        for_train, for_val = _divide(ids, counts, batch.is_val[owner])
+        for_train, for_val = divide(ids, counts, batch.is_val[owner])
         train.append(for_train)
         val.append(for_val)
     return EncodedBatch(
@@ -142,7 +151,7 @@ def _encode_call(
     return ids, written
 
 
-def _divide(ids: Tokens, counts: NDArray[np.int64], is_val: NDArray[np.bool_]) -> tuple[Tokens, Tokens]:
+def divide(ids: Tokens, counts: NDArray[np.int64], is_val: NDArray[np.bool_]) -> tuple[Tokens, Tokens]:
     """The train tokens and the val tokens. Most calls hold no validation document and are passed through."""
     if not is_val.any():
         return ids, ids[:0]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gptfit.data.bins import remove_file
+from gptfit.data.bins import mask_path, remove_file
 from gptfit.data.journal import Journal, read_journal
 from gptfit.data.shard import OnShardProgress, Shard, ShardOptions, write_shard
 from gptfit.data.tokenizer import Tokenizer, char_tokenizer, load_tokenizer
 from gptfit.data.work import Unit, shards
 from gptfit.errors import DataError
-from gptfit.files import FolderLock
+from gptfit.files import FolderLock, reason_of
 
 POLL_SECONDS = 1.0
 SHARDS_PER_WORKER = 4  # a slow machine does fewer of them, and a lost one loses less
@@ -92,10 +92,10 @@ def _joined(ray: Any) -> Iterator[None]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unasked
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            line = str(error).strip().splitlines()[0]
+        except Exception as error:  # noqa: BLE001  Ray raises plain ones too, as when its processes start too slowly
+            ray.shutdown()
             raise DataError(
-                f"no Ray cluster answers ({line})", fix="check RAY_ADDRESS, or use --engine local"
+                f"no Ray cluster answers ({reason_of(error)})", fix="check RAY_ADDRESS, or use --engine local"
             ) from None
     try:
         yield
@@ -158,10 +158,10 @@ def _run_tasks(
         return [done[i] for i in range(len(parts))]
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
-        raise (cause if isinstance(cause, DataError) else DataError(f"a Ray task failed: {cause!r}")) from None
+        is_plain = isinstance(cause, DataError | OSError)  # said in a line of its own where this is caught
+        raise (cause if is_plain else DataError(f"a Ray task failed: {cause!r}")) from None
     except ray.exceptions.RayError as error:
-        message = str(error).strip().splitlines()[0]
-        raise DataError(f"Ray failed ({message})", fix="run the same command again to go on") from None
+        raise DataError(f"Ray failed ({reason_of(error)})", fix="run the same command again to go on") from None
     finally:
         for unfinished in running:
             ray.cancel(unfinished, force=True)
@@ -198,6 +198,7 @@ def _written(parts: list[Shard], states: list[Journal]) -> Written:
         for path, size in ((shard.train, state.train_bytes), (shard.val, state.val_bytes)):
             if not size:
                 remove_file(path)
+                remove_file(mask_path(path))
     return Written(files, _sum(states))
 
 

@@ -55,7 +55,9 @@ def lay_out(options: PrepareOptions, tokenizer: Tokenizer | None, report: Prepar
 
     sources, spans, rows = _open_all(options, find_sources(options.sources, skip if options.skip_bad else None), skip)
     tail = _is_tail(options, sources)
-    plain = plain_reading(sources, options.text_column, options.skip_bad)
+    if options.chat and (other := next((source for source in sources if source.kind != "jsonl"), None)):
+        raise DataError(f"{other.name}: --chat reads JSON lines, one conversation per line", fix="give .jsonl files")
+    plain = plain_reading(sources, options.text_column, options.skip_bad, options.chat)
     sample = _sample(replace(plain, batch_bytes=SAMPLED_CHARS), spans, tokenizer or byte_tokenizer())
     if not tail:
         rows |= _count_lines(plain, spans, rows)
@@ -71,7 +73,9 @@ def lay_out(options: PrepareOptions, tokenizer: Tokenizer | None, report: Prepar
         rule = hash_rule(options.val_fraction, options.seed, known, tokens.value)
     shuffle_seed = options.seed if options.shuffle else None
     reading = replace(plain, split=rule, shuffle_seed=shuffle_seed)
-    item_bytes = np.dtype(tokenizer.dtype if tokenizer else "uint16").itemsize
+    item_bytes = (
+        np.dtype(tokenizer.dtype if tokenizer else "uint16").itemsize + options.chat
+    )  # a byte per token says what counts
     forecast = Forecast(
         files=len(sources),
         rows=sum(rows.values()) if len(rows) == len(sources) else None,

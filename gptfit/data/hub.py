@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptfit.errors import DataError
+from gptfit.files import reason_of
 
 EXAMPLE = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/000_00000.parquet"
 
@@ -35,10 +36,11 @@ def download(address: str, is_wanted: Callable[[str], object]) -> list[tuple[str
     """(local path, name) of every file whose name is wanted; the hub's own cache keeps them, HF_ENDPOINT names a mirror."""
     try:
         import huggingface_hub
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.errors import HFValidationError
     except ImportError:
         raise DataError(f"{address}: hf:// needs an extra", fix="pip install 'gptfit[hf]'") from None
     wanted = parse(address)
+    expected: tuple[type[Exception], ...] = (*failures(), HFValidationError)
     try:
         entries = _entries(huggingface_hub, wanted, address, is_wanted)
         found = []
@@ -49,9 +51,20 @@ def download(address: str, is_wanted: Callable[[str], object]) -> list[tuple[str
             _verify(local, entry, address)
             found.append((local, f"hf://datasets/{wanted.repo}@{wanted.revision}/{entry.path}"))
         return found
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        message = str(error).strip().splitlines()[0]
-        raise DataError(f"{address}: {message}", fix="run the same command again to go on") from None
+    except expected as error:
+        raise DataError(f"{address}: {reason_of(error)}", fix="run the same command again to go on") from None
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What the hub's client raises when it is refused or there is no network.
+
+    Its own error derives from the most general one of whichever HTTP library it uses, which has changed twice; not all of
+    those are OSErrors.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    general = tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+    return (*general, OSError)
 
 
 def _entries(hub: Any, wanted: Address, address: str, is_wanted: Callable[[str], object]) -> list[Any]:

@@ -61,9 +61,9 @@ def resume_point(path: Path, fresh: Journal) -> Journal:
         return fresh
     wanted = json.loads(fresh.as_json())
     changed = [
-        f"{key} was {found.options.get(key)!r}, now {value!r}"
-        for key, value in wanted["options"].items()
-        if found.options.get(key) != value
+        f"{key} was {found.options.get(key)!r}, now {wanted['options'].get(key)!r}"
+        for key in {**wanted["options"], **found.options}
+        if found.options.get(key) != wanted["options"].get(key)
     ]
     if changed:
         raise DataError(

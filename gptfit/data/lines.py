@@ -10,12 +10,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from gptfit.conversation import pack, read_conversation
 from gptfit.data.sources import Source
 from gptfit.errors import DataError
 
@@ -98,8 +99,8 @@ class _Lines:
             raise DataError(f"{self.source.name}: cannot be read ({message})", fix="download it again") from None
 
 
-def read_jsonl(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
-    """One JSON object per line, its text under `column`."""
+def read_jsonl(source: Source, column: str | None, batch_bytes: int) -> Iterator[Read]:
+    """One JSON object per line, its text under `column`; None: a conversation per line, packed."""
     number = 0
     with _Lines(source) as lines:
         values: list[str | Bad | None] = []
@@ -117,11 +118,13 @@ def read_jsonl(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:
         yield Read(values, lines.moved())
 
 
-def _json_text(line: bytes, column: str, where: str) -> str | Bad | None:
+def _json_text(line: bytes, column: str | None, where: str) -> str | Bad | None:
     try:
         row = json.loads(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
         return Bad("not JSON", f"{where}: is not JSON ({error}); fix the line or use --skip-bad")
+    if column is None:
+        return _packed(row, where)
     if not isinstance(row, dict) or column not in row:
         present = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         return Bad("no text column", f"{where}: has no {column!r}; it has {present} (use --text-column)")
@@ -129,6 +132,13 @@ def _json_text(line: bytes, column: str, where: str) -> str | Bad | None:
     if text is not None and not isinstance(text, str):
         return Bad("not text", f"{where}: {column!r} holds {type(text).__name__}, not text; use --text-column")
     return text
+
+
+def _packed(row: Any, where: str) -> str | Bad:
+    try:
+        return pack(read_conversation(row))
+    except ValueError as error:
+        return Bad("no conversation", f"{where}: {error}; fix the line or use --skip-bad")
 
 
 def read_csv(source: Source, column: str, batch_bytes: int) -> Iterator[Read]:

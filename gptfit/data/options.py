@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gptfit.conversation import TEMPLATE
 from gptfit.data.split import SplitRule
 from gptfit.errors import UsageError
 from gptfit.estimate import Estimate
@@ -33,6 +34,7 @@ class PrepareOptions:
     restart: bool = False
     workers: int = 0  # 0: one per core
     engine: str = "local"  # local | ray
+    chat: bool = False  # rows are conversations; a mask beside the tokens says which of them count
 
     def __post_init__(self) -> None:
         if self.val_fraction is not None and not 0 <= self.val_fraction < 1:
@@ -61,6 +63,7 @@ class PrepareOptions:
             "shuffle": self.shuffle,
             "limit_documents": self.limit_documents,
             "limit_tokens": self.limit_tokens,
+            **({"chat": TEMPLATE} if self.chat else {}),  # not in the folders of before
         }
 
 

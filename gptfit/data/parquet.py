@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gptfit.data.sources import Source
 from gptfit.errors import DataError
-from gptfit.files import reason_of, remedy_of
+from gptfit.files import reading_remedy, reason_of
 
 SIGNATURE_BYTES = 28  # after the footer: a nonce of 12 and a tag of 16 (Parquet modular encryption)
 NO_MEMORY = "not enough memory to read it; close other programs or use fewer --workers, and run the same command again"
@@ -72,7 +72,7 @@ def _is_encrypted(file: str | Path | BinaryIO, opened: pq.ParquetFile) -> bool:
 def _why_unreadable(file: str | Path | BinaryIO, error: Exception) -> str:
     """pyarrow's message, or what the first bytes show to be the real trouble."""
     if isinstance(error, OSError) and error.errno in UNREADABLE:
-        return f"cannot be read ({reason_of(error)}); {remedy_of(error)}"
+        return f"cannot be read ({reason_of(error)}); {reading_remedy(error)}"
     if isinstance(file, (str, Path)) and os.path.isfile(file):
         if os.path.getsize(file) == 0:
             return "is empty (0 bytes); it was not written or downloaded whole"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from gptfit.data.chat import encode_conversations
 from gptfit.data.documents import DocumentBatch, Reading, read_unit
 from gptfit.data.encode import EncodedBatch, encode_documents
 from gptfit.data.parquet import OpenFiles
@@ -46,7 +47,11 @@ def encoded_pieces(
     """
     stop = threading.Event()
     files = OpenFiles()
-    encode = partial(encode_documents, tokenizer=tokenizer, separator=separator)
+    encode: Callable[[DocumentBatch], EncodedBatch] = (
+        partial(encode_conversations, tokenizer=tokenizer)
+        if reading.is_chat
+        else partial(encode_documents, tokenizer=tokenizer, separator=separator)
+    )
     # One long file is one unit: then its batches are encoded by the workers that have no unit to read.
     idle = workers - len(units)
 

@@ -10,7 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from gptfit.conversation import TEMPLATE
 from gptfit.data.bins import remove_file, write_error, write_file
+from gptfit.data.chat import check_chat_tokenizer
 from gptfit.data.documents import read_unit
 from gptfit.data.engines import TokenizerSpec, Written, write_local, write_ray
 from gptfit.data.forecast import WorkPlan, free_bytes, lay_out
@@ -25,7 +27,7 @@ from gptfit.files import FolderLock, remove_leftovers
 from gptfit.units import gib
 
 # The names of what prepare makes, as a regular expression.
-OURS = r"(?:(?:train|val)(?:-\d{5})?\.bin|prepare\.journal(?:\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json)"
+OURS = r"(?:(?:train|val)(?:-\d{5})?(?:_mask)?\.bin|prepare\.journal(?:\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json)"
 MOST_NOTES = 5  # lines about bad rows of one kind that are passed on; the manifest counts all
 
 
@@ -64,7 +66,8 @@ def _only_one(folder: Path) -> FolderLock:
 
 
 def _known_tokenizer(options: PrepareOptions) -> Tokenizer | None:
-    return None if options.tokenizer == "chars" else load_tokenizer(options.tokenizer)
+    tokenizer = None if options.tokenizer == "chars" else load_tokenizer(options.tokenizer)
+    return check_chat_tokenizer(tokenizer) if options.chat else tokenizer
 
 
 def _char_tokenizer(laid: WorkPlan, report: PrepareReport) -> Tokenizer:
@@ -129,6 +132,7 @@ def _write(
         options.n_workers,
         options.limit_documents,
         options.limit_tokens,
+        tokenizer.dtype if options.chat else None,
     )
     passing = _ProgressRelay(report)
     is_chars = tokenizer.name == "chars"
@@ -189,6 +193,7 @@ def _finish(options: PrepareOptions, laid: WorkPlan, tokenizer: Tokenizer, writt
         "version": 1,
         "tokenizer": tokenizer.manifest_entry(vocabulary),
         "dtype": tokenizer.dtype,
+        **({"chat": TEMPLATE} if options.chat else {}),
         "splits": {name: _split_entry(name, files, counts) for name, files in written.files.items() if files},
         "skipped": _section("skipped", counts),
         "replaced": _section("replaced", counts),
@@ -204,6 +209,8 @@ def _finish(options: PrepareOptions, laid: WorkPlan, tokenizer: Tokenizer, writt
 
 def _split_entry(name: str, files: list[str], counts: Counter[str]) -> dict[str, Any]:
     entry = {key: counts[f"{name}.{key}"] for key in ("tokens", "documents", "bytes")}
+    if counts["train.counted"] + counts["val.counted"]:
+        entry["counted"] = counts[f"{name}.counted"]
     return entry | {"files": files}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gptfit.data.bins import TokenFileWriter, publish
+from gptfit.data.bins import CountedTokenWriter, TokenFileWriter, mask_path, publish
 from gptfit.data.documents import Reading
 from gptfit.data.encode import EncodedBatch
 from gptfit.data.journal import Journal, resume_point
@@ -32,6 +32,7 @@ class ShardOptions:
     workers: int
     limit_documents: int | None = None
     limit_tokens: int | None = None
+    masked_dtype: str | None = None  # of the token files where a mask belongs to them
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,23 @@ def write_shard(
     state = resume_point(shard.journal, replace(fresh, unit=shard.units[0].index))
     if not state.complete:
         state = _write_units(job, shard, state, make_tokenizer, on_progress)
-    publish(shard.train, state.train_bytes)
-    publish(shard.val, state.val_bytes)
+    for path, size in ((shard.train, state.train_bytes), (shard.val, state.val_bytes)):
+        if job.masked_dtype:
+            publish(mask_path(path), size // np.dtype(job.masked_dtype).itemsize)
+        publish(path, size)
     return state
+
+
+def _writer(job: ShardOptions, path: Path, keep_bytes: int) -> TokenFileWriter | CountedTokenWriter:
+    if job.masked_dtype:
+        return CountedTokenWriter(path, keep_bytes, job.masked_dtype)
+    return TokenFileWriter(path, keep_bytes)
 
 
 def _write_units(
     job: ShardOptions, shard: Shard, state: Journal, make_tokenizer: MakeTokenizer, on_progress: OnShardProgress
 ) -> Journal:
-    train = TokenFileWriter(shard.train, state.train_bytes)
-    val = TokenFileWriter(shard.val, state.val_bytes)
+    train, val = _writer(job, shard.train, state.train_bytes), _writer(job, shard.val, state.val_bytes)
     started = saved = time.monotonic() - state.seconds
     problems: list[str] = []
 
@@ -164,6 +172,8 @@ def _counts(piece: EncodedBatch) -> Counter[str]:
     if piece.account.continues and len(finished):
         finished[-1] = 0
     counts: Counter[str] = Counter({"rows": piece.account.rows})
+    if piece.counted is not None:
+        counts["train.counted"], counts["val.counted"] = piece.counted
     for name, of_each in (("documents", finished), ("tokens", piece.lengths), ("bytes", piece.text_bytes)):
         in_val = int(of_each[piece.is_val].sum())
         counts[f"train.{name}"] = int(of_each.sum()) - in_val

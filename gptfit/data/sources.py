@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gptfit.errors import DataError
-from gptfit.files import reason_of, remedy_of
+from gptfit.files import reading_remedy, reason_of
 
 KINDS = {
     ".parquet": "parquet",
@@ -100,7 +100,7 @@ def _files_below(folder: Path) -> list[str]:
     """Those it can use, in sorted order; a folder that may not be read is an error, or its documents would be missed."""
 
     def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
+        raise DataError(f"{error.filename}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
 
     found = (
         os.path.join(place, name)
@@ -131,7 +131,7 @@ def _describe(location: str, name: str) -> Source:
         with open(location, "rb"):  # a file that may not be read is better known now
             pass
     except OSError as error:
-        raise DataError(f"{name}: cannot be read ({reason_of(error)})", fix=remedy_of(error)) from None
+        raise DataError(f"{name}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
     return Source(name, location, kind, status.st_size, str(status.st_mtime_ns))
 
 

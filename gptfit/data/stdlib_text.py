@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import filecmp
 import inspect
+import io
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gptfit.errors import DataError
+from gptfit.files import write_whole
 
 SHORTEST_DOCUMENT = 200  # characters; shorter docstrings teach little and are mostly boilerplate
 ROWS_PER_GROUP = 500
@@ -33,12 +34,10 @@ def write_stdlib_parquet(path: Path) -> int:
         raise DataError(
             "this Python installation carries no documentation", fix="give `gptfit prepare` a file of your own"
         )
-    temporary = path.with_name(path.name + ".tmp")
-    pq.write_table(pa.Table.from_pylist(rows), temporary, row_group_size=ROWS_PER_GROUP, compression="zstd")
-    if path.is_file() and filecmp.cmp(temporary, path, shallow=False):
-        temporary.unlink()
-    else:
-        os.replace(temporary, path)
+    made = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), made, row_group_size=ROWS_PER_GROUP, compression="zstd")
+    if not (path.is_file() and path.read_bytes() == made.getvalue()):
+        write_whole(path, made.getvalue())
     return len(rows)
 
 

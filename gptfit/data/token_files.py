@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gptfit.dataset import DTYPE_BYTES, DatasetInfo, Split
 from gptfit.errors import DataError
-from gptfit.files import BINARY, remedy_of
+from gptfit.files import BINARY, reading_remedy
 
 # Files up to this many tokens are checked whole before the first step (a fraction of a second);
 # windows of larger ones are checked as they are read.
@@ -33,7 +33,7 @@ class _Part:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | BINARY)
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})", fix=remedy_of(error)) from None
+            raise DataError(f"{path}: cannot be read ({error.strerror})", fix=reading_remedy(error)) from None
         weakref.finalize(self, os.close, self._descriptor)
         self._length = os.fstat(self._descriptor).st_size // self._dtype.itemsize
 
@@ -46,7 +46,7 @@ class _Part:
         try:
             found = self._bytes(start * self._dtype.itemsize, wanted)
         except OSError as error:
-            raise DataError(f"{self.path}: cannot be read ({error.strerror})", fix=remedy_of(error)) from None
+            raise DataError(f"{self.path}: cannot be read ({error.strerror})", fix=reading_remedy(error)) from None
         if len(found) < wanted:
             raise DataError(f"{self.path}: became shorter while it was read", fix="prepare the data again, then resume")
         return np.frombuffer(found, self._dtype)
@@ -64,25 +64,63 @@ class _Part:
             return os.read(self._descriptor, count)
 
 
+COUNTS = 1 << 31  # set in a token that is read from a masked file and counts
+
+
+class _MaskedPart(_Part):
+    """A .bin file read together with its mask, so that whatever moves a token moves its mark too."""
+
+    def __init__(self, path: Path, dtype: str, mask: Path) -> None:
+        super().__init__(path, dtype)
+        self._mask = _Part(mask, "uint8")
+        if len(self._mask) != len(self):
+            raise DataError(f"{mask}: is not as long as {path.name}", fix="prepare the data again")
+
+    def read(self, start: int, count: int) -> npt.NDArray[np.unsignedinteger]:
+        tokens = super().read(start, count).astype(np.uint32)
+        return tokens | (self._mask.read(start, count).astype(np.uint32) << np.uint32(31))
+
+    def places_of(self, token: int) -> npt.NDArray[np.int64]:
+        """Where a conversation ends: at the end of text before the one that begins the next."""
+        ends = np.sort(np.concatenate([super().places_of(token), super().places_of(token | COUNTS)]))
+        found: npt.NDArray[np.int64] = ends[:-1][np.diff(ends) == 1]
+        return found
+
+
 class TokenFile:
     """Read-only and window by window, so opening 10^11 tokens costs nothing."""
 
     def __init__(self, split: Split, dtype: str, vocab_size: int) -> None:
         self.files = split.files
         self.vocab_size = vocab_size
-        self._parts = [_Part(file, dtype) for file in split.files if file.stat().st_size]
+        self.is_masked = bool(split.masks)
+        masks = split.masks or [None] * len(split.files)
+        self._parts = [
+            _Part(file, dtype) if mask is None else _MaskedPart(file, dtype, mask)
+            for file, mask in zip(split.files, masks, strict=True)
+            if file.stat().st_size
+        ]
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self.n_tokens = int(self._ends[-1]) if self._parts else 0
 
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
         """(len(starts), length) tokens; an id the model has no row for is named with its place."""
+        return self.marked_windows(starts, length)[0]
+
+    def marked_windows(
+        self, starts: npt.NDArray[np.int64], length: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+        """The same, and which of them a loss is about; None: all."""
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts, strict=True):
             self._copy(int(start), row)
+        counts = out >= COUNTS if self.is_masked else None
+        if self.is_masked:
+            out &= COUNTS - 1
         if out.size and int(out.max()) >= self.vocab_size:
             window, place = divmod(int((out >= self.vocab_size).argmax()), length)
             raise self._bad_token(int(out[window, place]), self.place_in_file(int(starts[window]) + place))
-        return out
+        return out, counts
 
     def place_in_file(self, position: int) -> int:
         return position
@@ -103,6 +141,7 @@ class TokenFile:
         for part in self._parts:
             for first in range(0, len(part), CHECK_TOKENS):
                 tokens = part.read(first, CHECK_TOKENS)
+                tokens = tokens & np.uint32(COUNTS - 1) if self.is_masked else tokens
                 if int(tokens.max()) >= self.vocab_size:
                     place = int((tokens >= self.vocab_size).argmax())
                     raise self._bad_token(int(tokens[place]), before + first + place)

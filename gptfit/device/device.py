@@ -73,6 +73,15 @@ class Device:
         elif self.kind == "mps":
             torch.mps.synchronize()
 
+    def seed(self, value: int) -> None:
+        """As torch.manual_seed, for the CPU and this device alone: that one notes the caller's whole stack for every
+        kind of device that was never started, which takes longer than a small step."""
+        torch.default_generator.manual_seed(value)
+        if self.kind == "cuda":
+            torch.cuda.manual_seed(value)  # of the current one, which `find_device` set
+        elif self.kind == "mps":
+            torch.mps.manual_seed(value)
+
     def reset_peak_memory(self) -> None:
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -330,47 +339,3 @@ def cpu_name() -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{models[0] if models else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-
-
-# How what is no torch.OutOfMemoryError says it: torch's CPU and MPS allocators, C++, the workspaces of cuBLAS (whose
-# handle is made lazily) and cuDNN, the driver.
-OUT_OF_MEMORY_WORDS = (
-    "DefaultCPUAllocator",
-    "MPS backend out of memory",
-    "std::bad_alloc",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "[CUDA]: out of memory",
-    "CUDA out of memory",
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Mostly torch says so by type; some allocations are not torch's and fail as a RuntimeError with these words.
-
-    While compiling, the compiler's own error stands in front: its cause and its text are looked at too.
-    """
-    return any(_says_out_of_memory(each) for each in _with_causes(error))
-
-
-def _says_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY_WORDS)
-
-
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and what it wraps (`inner_exception` of torch's compiler)."""
-    seen: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        each = waiting.pop()
-        if each is None or any(each is other for other in seen):
-            continue
-        seen.append(each)
-        yield each
-        inner = getattr(each, "inner_exception", None)
-        waiting += [each.__cause__, inner if isinstance(inner, BaseException) else None]

@@ -11,6 +11,11 @@ import psutil
 
 _STATUS = Path("/proc/self/status")
 _CGROUP = Path("/sys/fs/cgroup")
+# The limit, what is used of it, and what of that is files read that the system drops when memory is asked for: v2, v1.
+_CGROUP_NAMES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
 
 
 def peak_host_bytes() -> int:
@@ -38,10 +43,11 @@ def free_host_bytes() -> int:
 
 
 def _rooms() -> Iterator[int]:
-    """What each limit leaves: a container's (cgroup v2) and that of `ulimit -d`; none where none is set."""
-    most, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
-    if most is not None and used is not None:
-        yield most - used
+    """What each limit leaves: a container's and that of `ulimit -d`; none where none is set."""
+    for limit, current, stat, dropped in _CGROUP_NAMES:
+        most, used = _number(_CGROUP / limit), _number(_CGROUP / current)
+        if most is not None and used is not None:
+            yield most - used + _stat(_CGROUP / stat, dropped)
     if sys.platform == "linux":
         soft, _ = psutil.Process().rlimit(psutil.RLIMIT_DATA)
         if soft != psutil.RLIM_INFINITY:
@@ -53,6 +59,15 @@ def _number(file: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return int(file.read_text(encoding="ascii"))
     return None
+
+
+def _stat(file: Path, name: str) -> int:
+    """The number beside a name in a container's statistics; 0 where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text(encoding="ascii").splitlines():
+            if line.startswith(name + " "):
+                return int(line.split()[1])
+    return 0
 
 
 def limit_host_bytes(limit_bytes: int) -> None:

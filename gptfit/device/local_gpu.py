@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,9 @@ def used_bytes() -> dict[str, int]:
 @contextlib.contextmanager
 def _driver() -> Iterator[Any]:
     """NVML opened, or None; what it refuses to answer ends the block."""
+    if not _has_library():
+        yield None
+        return
     try:
         import pynvml
 
@@ -63,6 +67,19 @@ def _driver() -> Iterator[Any]:
             yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def _has_library() -> bool:
+    """False where the driver's library cannot be loaded: then pynvml, a quarter of a plan's time to import, has no use."""
+    if sys.platform != "linux" or "pynvml" in sys.modules:
+        return True
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")  # the name pynvml loads
+    except OSError:
+        return False
+    return True
 
 
 def _first(pynvml: Any) -> LocalGPU | None:

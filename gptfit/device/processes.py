@@ -32,6 +32,12 @@ class Processes:
     def is_alone(self) -> bool:
         return self.count == 1
 
+    @property
+    def machines(self) -> int:
+        """As torchrun spread the processes; one where it did not say."""
+        here = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return -(-self.count // int(here)) if here.isdigit() and int(here) else 1
+
     def average(self, value: Tensor) -> Tensor:
         """The mean over all processes; the tensor itself when alone."""
         if not self.is_alone:
@@ -92,20 +98,34 @@ def is_restart() -> bool:
 
 def find_processes() -> Processes:
     """From torchrun's environment; nothing is contacted yet."""
-    if os.environ.get("RANK", "-1") == "-1":
+    if os.environ.get("RANK", "") in ("", "-1"):
         return ALONE
-    try:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        rank, count, local_rank = (int(os.environ[name]) for name in names)
-    except (KeyError, ValueError) as error:
-        raise DeviceError(f"RANK is set but {error} is not as torchrun sets it", fix="start with torchrun") from None
-    return Processes(rank, count, local_rank)
+    count = _number("WORLD_SIZE", 1)
+    return Processes(_number("RANK", 0, count - 1), count, _number("LOCAL_RANK", 0))
+
+
+def _number(name: str, low: int, high: int | None = None) -> int:
+    """A variable that torchrun sets."""
+    text = os.environ.get(name, "")
+    if not text.isascii() or not text.isdigit() or int(text) < low or (high is not None and int(text) > high):
+        wanted = f"a number from {low}" + (f" to {high}" if high is not None else " on")
+        problem = f"{name} is {text[:40]!r}, not {wanted}" if text else f"RANK is set and {name} is not"
+        raise DeviceError(problem, fix="start with torchrun, which sets them all, or unset RANK")
+    return int(text)
 
 
 def join(processes: Processes, backend: str, device: Device) -> None:
     """Meet the others. nccl is for NVIDIA cards and not for Windows; everything else talks through gloo."""
     if processes.is_alone:
         return
+    try:
+        _join(backend, device)
+    except (ValueError, dist.DistError) as error:  # no address, a port that is none, nobody there
+        reason = str(error).partition("\n")[0]
+        raise DeviceError(f"the {processes.count} processes cannot meet: {reason}", fix="start with torchrun") from None
+
+
+def _join(backend: str, device: Device) -> None:
     if device.kind != "cuda" or (backend == "nccl" and not dist.is_nccl_available()):
         dist.init_process_group("gloo")
     else:

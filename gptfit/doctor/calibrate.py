@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.allocator import keep_freed_memory
 from gptfit.device.device import Device, find_device, has_bf16
-from gptfit.doctor.pieces import Ruler
-from gptfit.plan.calibration import PER_UPDATE, BlockCost, Calibration, block_weights, step_parts, way
-from gptfit.plan.grid import Grid
+from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler
+from gptfit.doctor.rounds import Costs, Place, Timed
+from gptfit.plan.calibration import PER_UPDATE, Calibration, step_parts
+from gptfit.plan.grid import Grid, grid_of
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
+from gptfit.train.engine import collection_frozen
+from gptfit.tune.rank import FAIR_CPU_SHARE
 from gptfit.tune.trials import Timing
 
 ARCHITECTURES = ("gpt2", "modern")
-# Nearly no work: what such a model still takes is what every run takes.
+MOST_ROUNDS = 4  # after the first, at least one of them
+PIECES_S = 60.0  # no further round is begun when so long has passed
+# Where the other ways to run a block are timed beside gpt2's eager one: what they add or save goes with tokens times width.
+OTHER_ARCH: tuple[Place, ...] = ((64, 128), (256, 256), (1024, 256), (4096, 128), (16384, 128))
+COMPILED_AT = (1024, 256)  # once: compiling takes long; small ones a tiny model tells
+MOST_START = (
+    0.25  # of a tiny eager block, that compiling may add or save however small it is; more is the machine's noise
+)
+LEAST_SHARE = 0.2  # of what an eager block takes that another way takes at least
+# Of the bytes that an eager block keeps in 16 bits; counted where such blocks are fast enough to be compiled and run.
+COMPILED_KEEPS = {"gpt2": 0.94, "modern": 0.80}
+# Nearly no work: what such a model still takes is what every run takes. The check of compiled models has compiled its block.
 TINY = ModelShape(n_layer=1, n_head=2, n_embd=128, block_size=64, vocab_size=256)
+TINY_BATCH = 2
 
-SETTLING = ModelShape(n_layer=3, n_head=4, n_embd=256, block_size=256, vocab_size=512)
-SETTLING_BATCH = 4
-MOST_SCALE = 3.0
-LONGEST_SETTLING_S = 2.0  # per micro-step; a number format so slow is left as its pieces say
-LEAST_START, MOST_START = 0.2, 2.0  # of a compiled block's fixed cost, of the eager one's
-
-Piece = tuple[str, Callable[[], Grid]]
+# Whole models, the micro-batch of each: what their pieces do not add up to is told by them.
+WHOLE = (
+    (ModelShape(6, 5, 320, 160, 700), 3),
+    (ModelShape(3, 3, 192, 320, 6000, arch="modern"), 6),
+    (ModelShape(10, 2, 128, 320, 300), 4),
+    (ModelShape(2, 10, 640, 160, 20000), 2),
+    (ModelShape(4, 7, 448, 96, 2000, arch="modern"), 5),
+    (ModelShape(3, 2, 128, 96, 300), 2),
+    (ModelShape(2, 3, 192, 96, 300, arch="modern"), 1),
+    (ModelShape(2, 4, 256, 64, 1200), 1),
+)
+LONGEST_WHOLE_S = 0.8  # a micro-step that the pieces put beyond is not run
+WHOLE_ERROR, PRIOR_ERROR = 0.03, 0.15  # of a whole model's time; of the pieces' sum before whole models were seen
+MOST_SCALE = 2.0
 
 
 def dtypes_of(device: Device) -> tuple[str, ...]:
@@ -38,52 +62,181 @@ def dtypes_of(device: Device) -> tuple[str, ...]:
     return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype == device.dtype))
 
 
-def measure_pieces(
-    config: TrainConfig, compiled: bool, tell: Callable[[str], None], clock: Callable[[], float] = time.perf_counter
-) -> Calibration:
+@dataclass
+class Pieces:
+    """Everything timed in one number format."""
+
+    dtype: str
+    layers: Callable[[float, float], int]  # of a stack of blocks with so many tokens and channels
+    eager: Costs  # blocks of gpt2
+    attention: Costs
+    others: dict[str, dict[Place, Timed]]  # blocks of other architectures, by place
+    compiled: dict[str, Timed]  # blocks at COMPILED_AT, by architecture
+    grids: dict[str, Costs]
+    kept: dict[str, float]
+    whole: list[tuple[Setting, Timed]] = field(default_factory=list)
+
+    def all_grids(self) -> dict[str, Grid]:
+        attention = self.attention.grid()
+        grids = {name: costs.grid() for name, costs in self.grids.items()} | {f"attention {self.dtype}": attention}
+        for arch in ARCHITECTURES:
+            grids[f"blocks {arch} {self.dtype} eager"] = self._blocks(attention, arch)
+            grids[f"blocks {arch} {self.dtype} compiled"] = self._blocks(attention, arch, self._compiled_adds(arch))
+        return grids
+
+    def _blocks(self, attention: Grid, arch: str, added_s: float = 0.0) -> Grid:
+        """Without their attention, which depends on other sizes."""
+        found: dict[Place, float] = {}
+        more = self._more(arch)
+        for (n, c), cost in self.eager.points().items():
+            positions = min(n, BLOCK_POSITIONS)
+            seconds = n * 12 * c**2 * cost
+            other = n * c * (between(more, n * c) + added_s - positions * attention.at(positions, BLOCK_HEAD))
+            found[(n, c)] = max(seconds + other, LEAST_SHARE * seconds) / (n * 12 * c**2)
+        return grid_of(found)
+
+    def _more(self, arch: str) -> list[tuple[float, float]]:
+        """Seconds per token and channel that a block of another architecture takes more, by tokens times width."""
+        found = []
+        for (n, c), timed in self.others.get(arch, {}).items():
+            seconds = self._seconds(timed, n, c) - self._seconds(self.eager.timed[n, c], n, c)
+            found.append((n * c, seconds / (n * c)))
+        return sorted(found)
+
+    def _compiled_adds(self, arch: str) -> float:
+        """Per token and channel; less than nothing where it saves."""
+        if arch not in self.compiled:
+            return 0.0
+        n, c = COMPILED_AT
+        before = self.others.get(arch, self.eager.timed)[COMPILED_AT]
+        return (self._seconds(self.compiled[arch], n, c) - self._seconds(before, n, c)) / (n * c)
+
+    def _seconds(self, timed: Timed, n: float, c: float) -> float:
+        """Of one block."""
+        return timed.seconds / self.layers(n, c)
+
+
+def between(points: Sequence[tuple[float, float]], where: float) -> float:
+    """Along straight lines over the logarithm of the size, at the edges as there; values may be below zero.
+
+    >>> between([(1, 0.0), (100, 2.0)], 10), between([(1, 0.0), (100, 2.0)], 1000), between([], 10)
+    (1.0, 2.0, 0.0)
+    """
+    if not points:
+        return 0.0
+    for (low, at_low), (high, at_high) in itertools.pairwise(points):
+        if low <= where <= high:
+            return at_low + (at_high - at_low) * math.log(where / low) / math.log(high / low)
+    return points[0][1] if where < points[0][0] else points[-1][1]
+
+
+def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], None]) -> Calibration:
     """Everything but what needs a process of its own (`complete` adds that)."""
-    device = find_device(config)
+    began, device = time.monotonic(), find_device(config)
     if device.kind == "cpu":
         keep_freed_memory()
-    rulers = {dtype: Ruler(replace(device, dtype=dtype), clock) for dtype in dtypes_of(device)}
-    grids: dict[str, Grid] = {}
-    for name, measure in _pieces(rulers, grids):
-        tell(name)
-        grids[name] = measure()
-    blocks: dict[str, BlockCost] = {}
-    for arch in ARCHITECTURES:
+    rulers = {dtype: Ruler(replace(device, dtype=dtype)) for dtype in dtypes_of(device)}
+    with collection_frozen():
+        pieces = [_pieces(ruler, compiled, tell) for ruler in rulers.values()]
+        first = next(iter(rulers.values()))
+        tell("lookup and updates")
+        lookup, grids = first.lookup(), {"update": first.update()}
         for dtype, ruler in rulers.items():
-            eager, way = f"{arch} {dtype} eager", f"{arch} {dtype} compiled"
-            tell(f"blocks {eager}")
-            grids[f"outside {arch} {dtype}"] = ruler.outside(arch)
-            blocks[eager] = ruler.blocks(arch, grids)
-            if compiled:
-                tell(f"blocks {way}")
-                blocks[way] = ruler.compiled_blocks(arch, grids, blocks[eager])
-    return Calibration(
-        device=device.name,
-        torch=torch.__version__,
-        grids=grids,
-        kind=device.kind,
-        dtype=device.dtype,
-        blocks=blocks,
-        total_bytes=float(device.total_memory_bytes()),
-        time=time.time(),
-    )
+            grids[f"orthogonal {dtype}"] = ruler.orthogonal(grids["update"])
+        found = Calibration(
+            device=device.name,
+            torch=torch.__version__,
+            grids=grids,
+            kind=device.kind,
+            dtype=device.dtype,
+            saved_bytes={name: kept for each in pieces for name, kept in each.kept.items()},
+            total_bytes=float(device.total_memory_bytes()),
+        )
+        for each, ruler in zip(pieces, rulers.values(), strict=True):
+            tell(f"whole models {each.dtype}")
+            each.whole = _whole_models(
+                ruler, replace(found, grids={**grids, "lookup": lookup.grid(), **each.all_grids()})
+            )
+        for i in range(MOST_ROUNDS):
+            if i and time.monotonic() - began > PIECES_S:
+                break
+            tell(f"everything again, {i + 1} of at most {MOST_ROUNDS}")
+            for ruler in rulers.values():
+                ruler.rounds.go(1)
+    grids["lookup"] = lookup.grid()
+    for each in pieces:
+        grids |= each.all_grids()
+    found = replace(found, grids=grids, time=time.time())
+    for each in pieces:
+        found = settled(found, each.dtype, [(setting, timed.seconds) for setting, timed in each.whole])
+    return found
 
 
-def _pieces(rulers: dict[str, Ruler], grids: dict[str, Grid]) -> Iterator[Piece]:
-    for dtype, ruler in rulers.items():
-        yield f"products {dtype}", ruler.products
-        yield f"attention {dtype}", ruler.attention
-        yield f"weights {dtype}", ruler.weights
-        for kind in ("whole", "chunked"):
-            yield f"head {dtype} {kind}", lambda ruler=ruler, kind=kind: ruler.head(kind)  # type: ignore[misc]
-    first = next(iter(rulers.values()))
-    yield "lookup", first.lookup
-    yield "update", first.update
-    for dtype, ruler in rulers.items():
-        yield f"orthogonal {dtype}", lambda ruler=ruler: ruler.orthogonal(grids["update"])  # type: ignore[misc]
+def _pieces(ruler: Ruler, compiled: bool, tell: Callable[[str], None]) -> Pieces:
+    dtype = ruler.device.dtype
+    tell(f"blocks {dtype}")
+    eager = ruler.blocks()
+    places = [place for place in OTHER_ARCH if place in eager.timed]
+    others = {"modern": {place: ruler.other_block("modern", place, eager.timed[place]) for place in places}}
+    is_fast = COMPILED_AT in eager.timed
+    fast, kept = {}, {}
+    for arch in ARCHITECTURES:
+        kept[f"{arch} {dtype} eager"] = eager_bytes = ruler.kept(arch, 256, 128, False)
+        kept[f"{arch} {dtype} compiled"] = eager_bytes * COMPILED_KEEPS[arch]
+        if compiled and is_fast:
+            tell(f"compiled blocks {arch} {dtype}")
+            usual = others.get(arch, eager.timed)[COMPILED_AT]
+            fast[arch] = ruler.other_block(arch, COMPILED_AT, usual, compiled=True)
+            kept[f"{arch} {dtype} compiled"] = ruler.kept(arch, *COMPILED_AT, compiled=True)
+    tell(f"attention {dtype}")
+    attention = ruler.attention()
+    tell(f"loss {dtype}")
+    grids = {f"head {dtype} {kind}": ruler.head(kind) for kind in ("whole", "chunked")}
+    grids |= {f"outside {arch} {dtype}": ruler.outside(arch) for arch in ARCHITECTURES}
+    return Pieces(dtype, ruler.layers, eager, attention, others, fast, grids, kept)
+
+
+def _whole_models(ruler: Ruler, found: Calibration) -> list[tuple[Setting, Timed]]:
+    settings = [Setting(shape, rows, dtype=ruler.device.dtype, compile=False) for shape, rows in WHOLE]
+    short = [setting for setting in settings if micro_seconds(setting, found) < LONGEST_WHOLE_S]
+    return [(setting, ruler.micro_step(setting.shape, setting.micro_batch)) for setting in short]
+
+
+def micro_seconds(setting: Setting, found: Calibration) -> float:
+    """What the pieces add up to for one micro-step."""
+    return sum(seconds for name, seconds in step_parts(setting, found).items() if name not in PER_UPDATE)
+
+
+def settled(found: Calibration, dtype: str, whole: Sequence[tuple[Setting, float]]) -> Calibration:
+    """With blocks and loss scaled so that whole models take what they took, as far as these agree among themselves."""
+    scale = scales([(step_parts(setting, found), seconds) for setting, seconds in whole])
+    kinds = {"blocks": scale[0], "attention": scale[0], "head": scale[1]}
+    grids = dict(found.grids)
+    for name, grid in found.grids.items():
+        if dtype in name.split() and (factor := kinds.get(name.partition(" ")[0])):
+            grids[name] = replace(grid, values=tuple(value * factor for value in grid.values))
+    return replace(found, grids=grids)
+
+
+def scales(whole: Sequence[tuple[dict[str, float], float]]) -> tuple[float, float]:
+    """Of the blocks and of the loss: least squares of relative errors, and of how far both are from one.
+
+    >>> scales([])
+    (1.0, 1.0)
+    """
+    rows = []
+    for parts, seconds in whole:
+        blocks, head = (parts["blocks"] + parts["attention"]) / seconds, parts["head and loss"] / seconds
+        rest = sum(value for name, value in parts.items() if name not in PER_UPDATE) / seconds - blocks - head
+        rows.append((blocks, head, 1 - rest))
+    weight = (WHOLE_ERROR / PRIOR_ERROR) ** 2
+    bb, hh = (sum(row[i] ** 2 for row in rows) + weight for i in (0, 1))
+    bh = sum(row[0] * row[1] for row in rows)
+    b, h = (sum(row[i] * row[2] for row in rows) + weight for i in (0, 1))
+    size = bb * hh - bh**2
+    found = ((hh * b - bh * h) / size, (bb * h - bh * b) / size)
+    first, second = (min(max(value, 1 / MOST_SCALE), MOST_SCALE) for value in found)
+    return first, second
 
 
 def tiny_config(config: TrainConfig, compiled: bool) -> TrainConfig:
@@ -94,7 +247,7 @@ def tiny_config(config: TrainConfig, compiled: bool) -> TrainConfig:
         n_embd=TINY.n_embd,
         block_size=TINY.block_size,
         vocab_size=TINY.vocab_size,
-        batch_size=1,
+        batch_size=TINY_BATCH,
         gradient_accumulation_steps=2,
         tokens_per_step=0,
         arch="gpt2",
@@ -106,82 +259,50 @@ def tiny_config(config: TrainConfig, compiled: bool) -> TrainConfig:
     )
 
 
-def settling_config(config: TrainConfig, dtype: str) -> TrainConfig:
-    """A small model as a whole, in a fresh process: what its pieces do not add up to is told by it."""
-    return tiny_config(config, compiled=False).replace(
-        n_layer=SETTLING.n_layer,
-        n_head=SETTLING.n_head,
-        n_embd=SETTLING.n_embd,
-        block_size=SETTLING.block_size,
-        vocab_size=SETTLING.vocab_size,
-        batch_size=SETTLING_BATCH,
-        dtype=dtype,
-    )
-
-
-def micro_seconds(setting: Setting, found: Calibration) -> float:
-    """What the pieces add up to for one micro-step."""
-    return sum(seconds for name, seconds in step_parts(setting, found).items() if name not in PER_UPDATE)
-
-
-def settling(dtype: str) -> Setting:
-    return Setting(SETTLING, SETTLING_BATCH, dtype=dtype, compile=False)
-
-
-def settled(found: Calibration, dtype: str, timing: Timing) -> Calibration:
-    """With the small operations of a block scaled so that the whole model takes what it took.
-
-    They are a difference of measurements, and in a model they find other things in the caches than alone.
-    """
-    setting = settling(dtype)
-    channels = setting.micro_tokens * SETTLING.n_embd
-    cost = found.blocks[way(setting)]
-    rest_s = cost.seconds(channels, block_weights(SETTLING) / SETTLING.n_layer) * SETTLING.n_layer
-    # The quiet quarter of its micro-steps, as the pieces' best.
-    scale = 1 + (timing.ms_low / 1e3 - micro_seconds(setting, found)) / rest_s
-    scale = min(max(scale, 1 / MOST_SCALE), MOST_SCALE)
-    scaled = {name: _scaled(cost, scale) for name, cost in found.blocks.items() if f" {dtype} " in name}
-    return replace(found, blocks={**found.blocks, **scaled})
-
-
-def _scaled(cost: BlockCost, scale: float) -> BlockCost:
-    return replace(
-        cost,
-        fixed_s=cost.fixed_s * scale,
-        per_channel_s=cost.per_channel_s * scale,
-        per_weight_s=cost.per_weight_s * scale,
-    )
-
-
 def complete(found: Calibration, tiny: dict[bool, Timing]) -> Calibration:
     """With what tiny trials, by whether they were compiled, tell: the memory of a process, and fixed costs of a step."""
     context = {
         "compiled" if compiled else "eager": (timing.device_gib or 0.0) * 1024**3 for compiled, timing in tiny.items()
     }
     eager = tiny[False]
-    setting = Setting(TINY, micro_batch=1, dtype=found.dtype, compile=False)
+    setting = Setting(TINY, micro_batch=TINY_BATCH, dtype=found.dtype, compile=False)
     update_s = step_parts(setting, found)["update"]
     return replace(
         found,
         context_bytes=context,
-        blocks=found.blocks if True not in tiny else _with_compiled_start(found, tiny),
-        micro_step_s=max(0.0, eager.ms_low / 1e3 - micro_seconds(setting, found)),
+        grids=found.grids if True not in tiny else _with_compiled_start(found, tiny),
+        micro_step_s=max(0.0, _own_ms(eager) / 1e3 - micro_seconds(setting, found)),
         update_s=max(0.0, eager.ms_per_update / 1e3 - update_s),
     )
 
 
-def _with_compiled_start(found: Calibration, tiny: dict[bool, Timing]) -> dict[str, BlockCost]:
-    """What a compiled block takes however small it is: the tiny model has one block, and little but such costs."""
-    saved_s = (tiny[False].ms_low - tiny[True].ms_low) / 1e3
-    blocks = dict(found.blocks)
-    share = 1 - saved_s / max(blocks[f"gpt2 {found.dtype} eager"].fixed_s, 1e-9)
-    share = min(max(share, LEAST_START), MOST_START)
-    for name, cost in found.blocks.items():
-        if name.endswith(" compiled"):
-            blocks[name] = replace(cost, fixed_s=cost.fixed_s * share)
-    return blocks
+def _own_ms(timing: Timing) -> float:
+    """Of a micro-step; on shared cores its processor time."""
+    is_shared = timing.cpu_ms and (timing.cpu_share or 1.0) < FAIR_CPU_SHARE
+    return timing.cpu_ms if is_shared and timing.cpu_ms else timing.ms_per_micro_step
 
 
-def ways(dtypes: Sequence[str], compiled: bool) -> int:
-    """How many pieces `measure_pieces` will tell about."""
-    return 6 * len(dtypes) + 2 + len(ARCHITECTURES) * len(dtypes) * (2 if compiled else 1)
+def _with_compiled_start(found: Calibration, tiny: dict[bool, Timing]) -> dict[str, Grid]:
+    """What compiling adds to or saves of a block however small it is: the tiny model has one block, and little else."""
+    added_s = (_own_ms(tiny[True]) - _own_ms(tiny[False])) / 1e3
+    width, tokens = TINY.n_embd, TINY_BATCH * TINY.block_size
+    names = [f"blocks gpt2 {found.dtype} {how}" for how in ("eager", "compiled")]
+    eager, compiled = (found.grids[name].at(tokens, width) for name in names)
+    block_s = eager * tokens * 12 * width**2
+    start_s = added_s - (compiled - eager) * tokens * 12 * width**2
+    start_s = min(max(start_s, -MOST_START * block_s), MOST_START * block_s)
+    grids = dict(found.grids)
+    for name in found.grids:
+        if name.startswith("blocks") and name.endswith("compiled"):
+            before = found.grids[name.replace("compiled", "eager")]
+            grids[name] = _with_start(found.grids[name], before, start_s)
+    return grids
+
+
+def _with_start(grid: Grid, eager: Grid, start_s: float) -> Grid:
+    found: dict[Place, float] = {}
+    for n in grid.axes[0]:
+        for c in grid.axes[1]:
+            cost = grid.at(n, c) + start_s / (n * 12 * c**2)
+            found[n, c] = max(cost, LEAST_SHARE * eager.at(n, c))
+    return grid_of(found)

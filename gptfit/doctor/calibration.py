@@ -7,21 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gptfit.config.keys import TrainConfig
-from gptfit.doctor.calibrate import (
-    LONGEST_SETTLING_S,
-    SETTLING,
-    TINY,
-    complete,
-    micro_seconds,
-    settled,
-    settling,
-    settling_config,
-    tiny_config,
-)
+from gptfit.doctor.calibrate import TINY, complete, tiny_config
 from gptfit.errors import DeviceError
 from gptfit.plan.calibration import Calibration, calibration_from_json
 from gptfit.shape import ModelShape
-from gptfit.tune.session import find_machine, make_measure
+from gptfit.tune.measuring import find_machine, make_measure
 from gptfit.tune.space import base_variant
 from gptfit.tune.trial_process import run_process
 from gptfit.tune.trials import Candidate, Machine, Timing, timing_from_json
@@ -42,11 +32,6 @@ def calibrate(
     if ended.outcome != "ok":
         raise DeviceError(f"the pieces of a step could not be timed: {ended.message}", fix="see `gptfit doctor`")
     found = calibration_from_json(ended.values)
-    for dtype in [name.split()[1] for name in found.grids if name.startswith("products")]:
-        if micro_seconds(settling(dtype), found) > LONGEST_SETTLING_S:
-            continue
-        on_stage(f"a small model in {dtype}")
-        found = settled(found, dtype, _trial(settling_config(config, dtype), SETTLING, machine))
     tiny = {}
     for is_compiled in (False, True) if compiled else (False,):
         on_stage(f"tiny model {'compiled' if is_compiled else 'eager'}")

@@ -18,7 +18,7 @@ from gptfit.errors import DeviceError
 from gptfit.plan.calibration import Calibration, process_bytes, step_parts
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
-from gptfit.tune.session import find_machine, make_measure
+from gptfit.tune.measuring import find_machine, make_measure
 from gptfit.tune.space import base_variant
 from gptfit.tune.trial_process import Ended, run_process
 from gptfit.tune.trials import Candidate, Machine, timing_from_json
@@ -32,6 +32,7 @@ CHECKED_BATCHES = (2, 8)
 RANGE = 0.20  # by which a short run may miss the calibrated plan before it is worth a word
 MEMORY_RANGE = 0.15
 RUN_LIMIT_S = 90.0
+N_LINES = len(ALL) + 2  # with calibration and the plan against two runs
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,14 @@ Tell = Callable[[CardLine], None]
 def examine_card(
     config: TrainConfig, tell: Tell = lambda line: None, on_stage: Callable[[str], None] = lambda stage: None
 ) -> CardReport:
-    """Timed checks one after another; the others two at a time on a CPU, whose cores they do not fill."""
+    """Timed checks one after another; the others two at a time on a CPU, with a core each."""
     began = time.monotonic()
-    machine = find_machine(config)
-    lines = list(_told(_checks(config, machine, on_stage), tell))
+    machine = find_machine(config.replace(compile=False))  # whether it can compile is tried beside the checks
+    lines = list(_told(_timed_checks(config, machine, on_stage), tell))
+    with ThreadPoolExecutor(2 if machine.kind == "cpu" else 1) as pool:
+        probed = pool.submit(find_machine, config) if config.compile else None
+        lines += _told(_other_checks(config, machine, pool, on_stage), tell)
+        machine = probed.result() if probed else machine
     on_stage(CALIBRATION)
     line, found = _calibrate(config, machine, on_stage)
     lines += _told(iter([line]), tell)
@@ -90,22 +95,32 @@ def _told(lines: Iterator[CardLine], tell: Tell) -> Iterator[CardLine]:
         yield line
 
 
-def _checks(config: TrainConfig, machine: Machine, on_stage: Callable[[str], None]) -> Iterator[CardLine]:
-    timed = [check for check in ALL if check.is_timed]
-    others = [check for check in ALL if not check.is_timed]
-    for check in timed:
-        on_stage(check.name)
-        yield _check(check, config, machine)
-    with ThreadPoolExecutor(2 if machine.kind == "cpu" else 1) as pool:
-        for check, waiting in [(check, pool.submit(_check, check, config, machine)) for check in others]:
+def _timed_checks(config: TrainConfig, machine: Machine, on_stage: Callable[[str], None]) -> Iterator[CardLine]:
+    for check in ALL:
+        if check.is_timed:
             on_stage(check.name)
-            yield waiting.result()
+            yield _check(check, config, machine)
+
+
+def _other_checks(
+    config: TrainConfig, machine: Machine, pool: ThreadPoolExecutor, on_stage: Callable[[str], None]
+) -> Iterator[CardLine]:
+    """Told in their order, begun with those that take longest, so that none of them is left alone at the end."""
+    others = [check for check in ALL if not check.is_timed]
+    by_length = sorted(others, key=lambda check: -check.limit_s)
+    waiting = {check.name: pool.submit(_check, check, config, machine) for check in by_length}
+    for check in others:
+        on_stage(check.name)
+        yield waiting[check.name].result()
 
 
 def _check(check: Check, config: TrainConfig, machine: Machine) -> CardLine:
     if machine.kind not in check.kinds:
         return CardLine(check.name, Verdict("skipped", check.why_not), 0.0)
-    ended = run_process({"check": check.name, "config": config.as_dict()}, check.limit_s, command=COMMAND)
+    # Two at a time with two threads each would wait for each other's; compiled code is made for their number.
+    threads = 1 if machine.kind == "cpu" and check.one_thread and not check.is_timed else 0
+    request = {"check": check.name, "config": config.as_dict(), "threads": threads}
+    ended = run_process(request, check.limit_s, command=COMMAND)
     return CardLine(check.name, _verdict(ended), ended.duration_s)
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gptfit.config.keys import TrainConfig
-from gptfit.device.device import Device, is_out_of_memory, spill_limit_bytes
+from gptfit.device.device import Device, spill_limit_bytes
+from gptfit.device.out_of_memory import is_out_of_memory
 from gptfit.doctor.verdict import Verdict
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape

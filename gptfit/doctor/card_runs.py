@@ -18,7 +18,7 @@ from gptfit.data.token_files import open_split
 from gptfit.dataset import read_dataset
 from gptfit.device.compiler import find_compile_problem
 from gptfit.device.device import Device
-from gptfit.doctor.verdict import Verdict
+from gptfit.doctor.verdict import Verdict, worst
 from gptfit.logs.events import Event, Message, Step
 from gptfit.train.batches import Feed
 from gptfit.train.train import train
@@ -27,13 +27,15 @@ VOCAB_SIZE = 97
 BATCHES = 500
 LOSS_TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
 REPORT = "please report card.json"
+# Blocks that calibration times compiled, which then finds them in the compiler's cache.
+CALIBRATED = {"n_embd": 256, "n_head": 4, "block_size": 128, "batch_size": 8}
 # What is compiled on a card; a CPU, whose compiler takes ten seconds each, tries the first and last.
 VARIANTS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "checkpointing": {"checkpoint_activations": True},
     "dropout": {"dropout": 0.1},
     "batch 1": {"batch_size": 1, "gradient_accumulation_steps": 4},
-    "modern": {"arch": "modern", "chunked_loss": True},
+    "modern": {"arch": "modern", "chunked_loss": True, **CALIBRATED},
 }
 
 
@@ -48,7 +50,7 @@ def compiled(device: Device) -> Verdict:
         again, difference = _compile_and_compare(device, VARIANTS[name])
         values[name] = {"compiled_after_warm_up": again, "loss_difference": difference}
         # Dropout draws other numbers in compiled code.
-        if again or (name != "dropout" and difference > LOSS_TOLERANCE[device.dtype]):
+        if again or (name != "dropout" and not difference <= LOSS_TOLERANCE[device.dtype]):
             wrong.append(name)
     text = f"{', '.join(names)}: nothing compiled after warm-up, losses as eager"
     if wrong:
@@ -77,7 +79,7 @@ def _compile_and_compare(device: Device, changes: dict[str, Any]) -> tuple[int, 
             graphs.append(_graphs())
         losses[is_compiled] = found
     differences = [abs(a - b) / abs(b) for a, b in zip(losses[True], losses[False], strict=True)]
-    return graphs[-1] - graphs[0], max(differences)
+    return graphs[-1] - graphs[0], worst(differences)
 
 
 def _graphs() -> int:
@@ -119,7 +121,7 @@ def resume(device: Device) -> Verdict:
         train(_config(device, base, max_iters=6, init_from="resume", **halves))
         one, two = load_checkpoint(base / "whole").model, load_checkpoint(base / "halves").model
     equal = all(torch.equal(one[name], two[name]) for name in one)
-    error = max(float((one[name] - two[name]).abs().max()) for name in one)
+    error = worst(float((one[name] - two[name]).abs().max()) for name in one)
     values = {"bit_equal": equal, "largest_difference": error}
     if equal:
         return Verdict("ok", "3 + 3 steps are 6 steps, bit for bit", values=values)
@@ -167,7 +169,7 @@ def _config(device: Device, folder: Path, **changes: Any) -> TrainConfig:
         out_dir=str(folder / "out"),
         n_layer=2,
         n_head=2,
-        n_embd=64,
+        n_embd=128,
         block_size=64,
         batch_size=2,
         gradient_accumulation_steps=2,

@@ -1,13 +1,12 @@
-"""The pieces of a training step, each timed by itself on this device at a few sizes."""
+"""The pieces of a training step, each timed on this device at a few sizes, as training meets them."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,90 +15,47 @@ from torch.nn import functional as F
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import Device
+from gptfit.doctor.rounds import LONGEST_S, Action, Costs, Place, Rounds, Timed, Watch
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
 from gptfit.model.rotary import rotary_tables
-from gptfit.plan.calibration import WEIGHT_FLOPS, BlockCost, block_weights
+from gptfit.plan.calibration import block_weights
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
+from gptfit.train.batches import Batch
 from gptfit.train.engine import Engine, build_engine
 
-TOKENS = (64, 256, 1024, 2048)
-WIDTHS = (128, 256, 512, 768)
+TOKENS = (64, 256, 1024, 4096, 16384)
+WIDTHS = (128, 192, 256, 448, 768)
+# A number format without units of its own is emulated, a hundred times slower: fewer tokens, whose cost is the same for
+# each, and more widths: loops meet the caches otherwise at each, and powers of two cost twice as much as their neighbours.
+SLOW_TOKENS, SLOW_WIDTHS = (64, 256, 1024), (128, 192, 256, 320, 384, 448, 512, 640)
+SLOW_POSITIONS, SLOW_HEAD_SIZES = (128, 512), (64,)
+SLOW_S = 0.05  # for one block of 256 tokens and channels
+BLOCK_POSITIONS, BLOCK_HEAD = 128, 64
+# A block finds nothing of its own in the caches when so many bytes of others came between.
+COLD_BYTES = 64 * 2**20
+MOST_LAYERS = 6
 POSITIONS = (128, 256, 512, 1024)
 HEAD_SIZES = (32, 64, 128)
-ATTENTION_TOKENS, ATTENTION_HEADS = 2048, 4
-HEAD_TOKENS = {"whole": (128, 1024), "chunked": (1024,)}
-HEAD_WIDTHS = (128, 768)
+ATTENTION_TOKENS, ATTENTION_HEADS = 1024, 4
+HEAD_TOKENS = {"whole": (128, 1024, 4096), "chunked": (512,)}
+HEAD_WIDTHS = (128, 384)
 VOCABULARIES = {"whole": (256, 4096, 16384, 50304), "chunked": (4096, 50304)}
-# (micro-batch, positions, width) of the blocks that are timed whole, the largest last.
-BLOCKS = ((1, 64, 128), (1, 256, 256), (1, 256, 768), (4, 256, 384), (16, 128, 192), (12, 256, 384))
-BLOCK_LAYERS = 2
-OUTSIDE = ((1, 64, 128), (4, 256, 384), (12, 256, 384))
+OUTSIDE = ((1, 64, 128), (4, 256, 384), (16, 256, 384))  # micro-batch, positions, width
 LOOKUPS = ((257, 128), (50304, 128), (50304, 768))
 LOOKUP_TOKENS = 64
-WEIGHTS = ((128, 1), (256, 4), (512, 12))  # (width, layers)
 UPDATES = ((128, 1, 64), (512, 4, 64), (512, 1, 50304))  # (width, layers, vocabulary)
+MUON_WIDTHS = (128, 256, 512, 768)
 
-BUDGET_S = 0.12  # per piece; more where one run takes longer
-MOST = 40
-FEWEST = ((0.1, 5), (0.3, 3), (1.0, 2))  # runs of what takes less than so long; one of what takes longer
-# What would take longer is not run: a number format without units of its own may be a hundred times slower.
-LONGEST_S = 1.0
-LEAST_SHARE = 0.2  # of an eager block's small operations that a compiled one takes at least
-# Of the bytes that an eager block keeps in 16 bits; counted where such blocks are fast enough to be compiled and run.
-COMPILED_KEEPS = {"gpt2": 0.94, "modern": 0.80}
+LONGEST_HEAD_S = 1.2  # a large vocabulary leaves the caches, which no smaller one tells: half as much again per logit
 CACHE_BYTES = 96 * 2**20  # more than the caches of most processors
 
 MUON_LAYERS = 2
 UPDATE_RUNS = 4  # the first of which makes the optimizer's state
-FIT_ROUNDS = 2000
 
 Size = tuple[int, int, int]  # micro-batch, positions, width
-Clock = Callable[[], float]
-Points = dict[tuple[float, ...], float]
-
-
-def seconds_of(action: Callable[[], object], device: Device, clock: Clock = time.perf_counter) -> float:
-    """One call, warm: the best of a few, as the first ones also fetch memory and others only add to it."""
-    times = [_timed(action, device, clock)]
-    fewest = next((runs for below, runs in FEWEST if times[0] < below), 1)
-    while len(times) < fewest or (sum(times) < BUDGET_S and len(times) < MOST):
-        times.append(_timed(action, device, clock))
-    return min(times)
-
-
-@dataclass(frozen=True)
-class Sum:
-    """Seconds that so many units of each kind took together, and by how much they may be wrong."""
-
-    amounts: tuple[float, ...]
-    seconds: float
-    error: float
-
-
-def fitted(sums: Sequence[Sum]) -> list[float]:
-    """What a unit of each kind takes, never less than nothing, so that the sums are missed by least for their errors.
-
-    >>> [round(cost, 6) for cost in fitted([Sum((1, 2), 8, 1), Sum((1, 4), 14, 1), Sum((2, 1), 7, 1)])]
-    [2.0, 3.0]
-    """
-    costs = [0.0] * len(sums[0].amounts)
-    rows = [([amount / each.error for amount in each.amounts], each.seconds / each.error) for each in sums]
-    for _ in range(FIT_ROUNDS):  # coordinate descent: a few unknowns, and it keeps them from going below zero
-        for i in range(len(costs)):
-            left = [t - sum(x * c for j, (x, c) in enumerate(zip(a, costs, strict=True)) if j != i) for a, t in rows]
-            size = sum(a[i] ** 2 for a, _ in rows)
-            costs[i] = max(0.0, sum(a[i] * t for (a, _), t in zip(rows, left, strict=True)) / size) if size else 0.0
-    return costs
-
-
-def _timed(action: Callable[[], object], device: Device, clock: Clock) -> float:
-    began = clock()
-    action()
-    device.synchronize()
-    return clock() - began
 
 
 def saved_bytes(result: Tensor, parameters: Iterable[Tensor]) -> int:
@@ -128,30 +84,17 @@ def _saved_by(node: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+def block_shape(arch: str, tokens: int, width: int, layers: int) -> ModelShape:
+    return ModelShape(layers, max(1, width // BLOCK_HEAD), width, min(tokens, BLOCK_POSITIONS), 64, arch=arch)
 
 
 class Ruler:
-    """Times pieces on one device, in one number format at a time."""
+    """Times pieces on one device, in one number format."""
 
-    def __init__(self, device: Device, clock: Clock = time.perf_counter) -> None:
-        self.device, self.clock = device, clock
+    def __init__(self, device: Device) -> None:
+        self.device, self.watch = device, Watch(device)
+        self.rounds = Rounds(self.watch)
         self.generator = torch.Generator().manual_seed(0)
-
-    def seconds(self, action: Callable[[], object]) -> float:
-        return seconds_of(action, self.device, self.clock)
-
-    def points(
-        self, places: Iterable[tuple[float, ...]], work: Callable[..., float], seconds: Callable[..., float]
-    ) -> Points:
-        """Seconds per unit of work at each place, the little work first; what would take too long costs what is next to it."""
-        found: Points = {}
-        for place in sorted(places, key=lambda place: work(*place)):
-            near = min(found, key=lambda other: _distance(other, place), default=None)
-            is_long = near is not None and found[near] * work(*place) > LONGEST_S
-            found[place] = found[near] if near is not None and is_long else seconds(*place) / work(*place)
-        return found
 
     def random(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(*size, generator=self.generator).to(dtype).to(self.device.torch_device)
@@ -159,37 +102,72 @@ class Ruler:
     def ids(self, vocab_size: int, *size: int) -> Tensor:
         return torch.randint(vocab_size, size, generator=self.generator).to(self.device.torch_device)
 
-    # Matrix products
+    # Blocks
 
-    def products(self) -> Grid:
-        """The twelve products of a block: each matrix forward, and backward for its input and for itself."""
-        places = itertools.product(TOKENS, WIDTHS)
-        return grid_of(self.points(places, lambda n, c: 12 * WEIGHT_FLOPS * n * c**2, self._block_products))
+    def blocks(self) -> Costs:
+        """Of gpt2, eager: seconds per token and weight."""
+        sizes = (SLOW_TOKENS, SLOW_WIDTHS) if self.is_slow else (TOKENS, WIDTHS)
 
-    def _block_products(self, tokens: int, width: int) -> float:
-        return sum(
-            self._product(tokens, rows * width, columns * width) for rows, columns in ((3, 1), (1, 1), (4, 1), (1, 4))
-        )
+        def work(tokens: int, width: int) -> float:
+            return self.layers(tokens, width) * tokens * 12 * width**2
 
-    def _product(self, tokens: int, rows: int, columns: int) -> float:
-        dtype = self.device.torch_dtype
-        x, weight = self.random(tokens, columns, dtype=dtype), self.random(rows, columns, dtype=dtype)
-        gradient = self.random(tokens, rows, dtype=dtype)
+        return self.rounds.costs(itertools.product(*sizes), work, lambda n, c: self._stack("gpt2", n, c))
 
-        def forward_and_backward() -> None:
-            torch.mm(x, weight.t())
-            torch.mm(gradient, weight)
-            torch.mm(gradient.t(), x)
+    @functools.cached_property
+    def is_slow(self) -> bool:
+        forward, _ = self._blocks(block_shape("gpt2", 256, 256, 1), 256, False)
+        forward()
+        return self.watch.seconds(lambda: forward().sum().backward()) > SLOW_S  # type: ignore[no-untyped-call]
 
-        return self.seconds(forward_and_backward)
+    def layers(self, tokens: float, width: float) -> int:
+        """As many blocks as a micro-step meets cold: the activations they keep, their weights and gradients."""
+        if self.is_slow:
+            return 1
+        return min(MOST_LAYERS, math.ceil(COLD_BYTES / (64 * tokens * width + 96 * width**2)))
 
-    def attention(self) -> Grid:
+    def other_block(self, arch: str, place: Place, usual: Timed, compiled: bool = False) -> Timed:
+        """Another way to run a block, beside the usual one of the same size."""
+        tokens, width = map(int, place)
+        return self.rounds.timed(self._stack(arch, tokens, width, compiled), usual)
+
+    def kept(self, arch: str, tokens: int, width: int, compiled: bool) -> float:
+        """Bytes kept for backward per token and channel of a block."""
+        shape = block_shape(arch, tokens, width, 1)
+        forward, model = self._blocks(shape, tokens, compiled)
+        copies = 0 if self.device.dtype == "float32" else 2 * block_weights(shape)  # in 16 bits, counted elsewhere
+        return (saved_bytes(forward(), model.parameters()) - copies) / (tokens * width)
+
+    def _stack(self, arch: str, tokens: int, width: int, compiled: bool = False) -> Action:
+        forward, _ = self._blocks(block_shape(arch, tokens, width, self.layers(tokens, width)), tokens, compiled)
+        gradient = self.random(tokens, width).view(-1, min(tokens, BLOCK_POSITIONS), width)
+        return lambda: forward().backward(gradient)  # type: ignore[no-untyped-call]
+
+    def _blocks(self, shape: ModelShape, tokens: int, compiled: bool) -> tuple[Callable[[], Tensor], nn.Module]:
+        model = build_model(shape).to(self.device.torch_device)
+        blocks = list(model.transformer["h"].children())
+        if compiled:
+            for block in blocks:
+                block.compile(dynamic=False)
+        x = self.random(tokens // shape.block_size, shape.block_size, shape.n_embd)
+        tables = rotary_tables(0, shape.block_size, shape.n_embd // shape.n_head, self.device.torch_device)
+        extra = (None, tables) if shape.arch == "modern" else ()
+
+        def forward() -> Tensor:
+            y = x.detach().requires_grad_()
+            with self.device.autocast():
+                for block in blocks:
+                    y = block(y, *extra)
+            return y
+
+        return forward, model
+
+    def attention(self) -> Costs:
         """Per token, channel and position."""
-        places = itertools.product(POSITIONS, HEAD_SIZES)
+        places = itertools.product(*((SLOW_POSITIONS, SLOW_HEAD_SIZES) if self.is_slow else (POSITIONS, HEAD_SIZES)))
         work = ATTENTION_TOKENS * ATTENTION_HEADS
-        return grid_of(self.points(places, lambda t, size: work * size * t, self._attention))
+        return self.rounds.costs(places, lambda t, size: work * size * t, self._attention)
 
-    def _attention(self, positions: int, head_size: int) -> float:
+    def _attention(self, positions: int, head_size: int) -> Action:
         batch, heads, dtype = ATTENTION_TOKENS // positions, ATTENTION_HEADS, self.device.torch_dtype
         joined = self.random(batch, positions, 3 * heads * head_size, dtype=dtype).requires_grad_()
         gradient = self.random(batch, heads, positions, head_size, dtype=dtype)
@@ -201,47 +179,21 @@ class Ruler:
             )
             F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(gradient)  # type: ignore[no-untyped-call]
 
-        return self.seconds(forward_and_backward)
+        return forward_and_backward
 
-    # Weights
+    # The loss, and what is in no block
 
-    def weights(self) -> Grid:
-        """Each micro-step casts every weight to the run's format and adds to its gradient."""
-        points: Points = {}
-        for width, layers in WEIGHTS:
-            matrices = [self.random(4 * width, width) for _ in range(3 * layers)]
-            points[(12.0 * layers * width**2,)] = self._weights(matrices) / (12.0 * layers * width**2)
-        return grid_of(points)
-
-    def _weights(self, matrices: Sequence[Tensor]) -> float:
-        dtype = self.device.torch_dtype
-        fresh = [torch.ones_like(weight, dtype=dtype) for weight in matrices]
-        gradients = [torch.zeros_like(weight) for weight in matrices]
-
-        def copy_and_add() -> None:
-            for weight, new, gradient in zip(matrices, fresh, gradients, strict=True):
-                weight.to(dtype)
-                gradient.add_(new.float())
-
-        return self.seconds(copy_and_add)
-
-    def lookup(self) -> Grid:
-        return grid_of({(float(v * c),): self._lookup(v, c) / (v * c) for v, c in LOOKUPS})
-
-    def _lookup(self, vocab_size: int, width: int) -> float:
-        table = nn.Embedding(vocab_size, width).to(self.device.torch_device)
-        ids, gradient = self.ids(vocab_size, 1, LOOKUP_TOKENS), self.random(1, LOOKUP_TOKENS, width)
-        return self.seconds(lambda: table(ids).backward(gradient))
-
-    # The loss
-
-    def head(self, kind: str) -> Grid:
+    def head(self, kind: str) -> Costs:
         """Per token, vocabulary entry and channel."""
         places = itertools.product(HEAD_TOKENS[kind], HEAD_WIDTHS, VOCABULARIES[kind])
-        seconds = functools.partial(self._head, kind)
-        return grid_of(self.points(places, lambda n, c, v: n * c * v, seconds))
+        return self.rounds.costs(
+            places,
+            lambda n, c, v: n * c * v,
+            functools.partial(self._head, kind),
+            LONGEST_S if self.is_slow else LONGEST_HEAD_S,
+        )
 
-    def _head(self, kind: str, tokens: int, width: int, vocab_size: int) -> float:
+    def _head(self, kind: str, tokens: int, width: int, vocab_size: int) -> Action:
         weight = self.random(vocab_size, width).mul_(0.02).requires_grad_()
         hidden, targets = self.random(tokens, width).requires_grad_(), self.ids(vocab_size, tokens)
 
@@ -250,133 +202,88 @@ class Ruler:
                 loss = token_loss(hidden, weight, targets, tokens if kind == "chunked" else 0)
             loss.backward()  # type: ignore[no-untyped-call]
 
-        return self.seconds(forward_and_backward)
+        return forward_and_backward
 
-    # Whole blocks
+    def lookup(self) -> Costs:
+        """Per weight of a table."""
+        tables = {(float(v * c),): (v, c) for v, c in LOOKUPS}
+        return self.rounds.costs(tables, lambda weights: weights, lambda weights: self._lookup(*tables[(weights,)]))
 
-    def blocks(self, arch: str, known: Mapping[str, Grid]) -> BlockCost:
-        """Two measurements are subtracted; a fixed cost, one per channel and one per weight leave their noise out."""
-        sums, saved = [], 0.0
-        for size in self._short_enough(BLOCKS, known):
-            shape, channels = self._block_shape(arch, size), math.prod(size)
-            seconds, kept = self._block(shape, size[0], False)
-            amounts = (1.0, float(channels), block_weights(shape) / shape.n_layer)
-            sums.append(Sum(amounts, seconds - self._accounted(shape, size[0], known), error=seconds))
-            saved = kept / channels
-        fixed, per_channel, per_weight = fitted(sums)
-        return BlockCost(fixed, per_channel, per_weight, saved)
+    def _lookup(self, vocab_size: int, width: int) -> Action:
+        table = nn.Embedding(vocab_size, width).to(self.device.torch_device)
+        ids, gradient = self.ids(vocab_size, 1, LOOKUP_TOKENS), self.random(1, LOOKUP_TOKENS, width)
+        return lambda: table(ids).backward(gradient)
 
-    def compiled_blocks(self, arch: str, known: Mapping[str, Grid], eager: BlockCost) -> BlockCost:
-        """Compiling takes too long for every size: at the largest, what it saves or adds; small ones a tiny model tells."""
-        size = self._short_enough(BLOCKS, known)[-1]
-        shape, channels = self._block_shape(arch, size), math.prod(size)
-        if size != BLOCKS[-1]:  # so slow that nobody would run it: what it keeps is known well enough
-            return replace(eager, saved_bytes=eager.saved_bytes * COMPILED_KEEPS[arch])
-        before, _ = self._block(shape, size[0], False)
-        seconds, saved = self._block(shape, size[0], True)
-        slope = eager.per_channel_s + (seconds - before) / channels
-        return replace(eager, per_channel_s=max(slope, LEAST_SHARE * eager.per_channel_s), saved_bytes=saved / channels)
-
-    def _short_enough(self, sizes: Sequence[Size], known: Mapping[str, Grid]) -> list[Size]:
-        """The sizes whose products take no longer than they may, at least the first."""
-        products = known[f"products {self.device.dtype}"]
-
-        def seconds(batch: int, positions: int, width: int) -> float:
-            n = batch * positions
-            return BLOCK_LAYERS * 12 * WEIGHT_FLOPS * n * width**2 * products.at(n, width)
-
-        return [size for size in sizes if size == sizes[0] or seconds(*size) < LONGEST_S]
-
-    def _block_shape(self, arch: str, size: Size) -> ModelShape:
-        _, positions, width = size
-        return ModelShape(BLOCK_LAYERS, max(1, width // 64), width, positions, 64, arch=arch)
-
-    def outside(self, arch: str) -> Grid:
+    def outside(self, arch: str) -> Costs:
         """Per token and channel, what a model does besides its blocks, its loss and its large tables."""
-        return grid_of({(float(math.prod(size)),): self._outside(arch, size) / math.prod(size) for size in OUTSIDE})
+        sizes = {(float(math.prod(size)),): size for size in OUTSIDE}
+        return self.rounds.costs(
+            sizes, lambda channels: channels, lambda channels: self._outside(arch, sizes[(channels,)])
+        )
 
-    def _outside(self, arch: str, size: Size) -> float:
-        model = build_model(self._block_shape(arch, size)).to(self.device.torch_device)
+    def _outside(self, arch: str, size: Size) -> Action:
+        batch, positions, width = size
+        model = build_model(ModelShape(1, width // BLOCK_HEAD, width, positions, 64, arch=arch))
+        model = model.to(self.device.torch_device)
         model.transformer["h"] = nn.ModuleList()
-        ids, gradient = self.ids(64, *size[:2]), self.random(*size)
+        ids, gradient = self.ids(64, batch, positions), self.random(*size)
 
         def forward_and_backward() -> None:
             with self.device.autocast():
                 hidden = model.hidden(ids)
             hidden.backward(gradient.to(hidden.dtype))  # type: ignore[no-untyped-call]
 
-        return self.seconds(forward_and_backward)
+        return forward_and_backward
 
-    def _accounted(self, shape: ModelShape, batch: int, known: Mapping[str, Grid]) -> float:
-        """Seconds per layer of what is in the other grids."""
-        n, c, dtype = batch * shape.block_size, shape.n_embd, self.device.dtype
-        products = 12 * WEIGHT_FLOPS * n * c**2 * known[f"products {dtype}"].at(n, c)
-        attention = n * c * shape.block_size * known[f"attention {dtype}"].at(shape.block_size, c / shape.n_head)
-        weights = block_weights(shape)
-        return products + attention + weights / shape.n_layer * known[f"weights {dtype}"].at(weights)
+    # Whole models
 
-    def _block(self, shape: ModelShape, batch: int, compiled: bool) -> tuple[float, float]:
-        """(seconds, bytes kept for backward) of one block, forward and backward."""
-        model = build_model(shape).to(self.device.torch_device)
-        blocks = list(model.transformer["h"].children())
-        if compiled:
-            torch.compiler.reset()
-            for block in blocks:
-                block.compile(dynamic=False)
-        size = (batch, shape.block_size, shape.n_embd)
-        x, gradient = self.random(*size), self.random(*size)
-        tables = rotary_tables(0, shape.block_size, shape.n_embd // shape.n_head, self.device.torch_device)
-        extra = (None, tables) if shape.arch == "modern" else ()
+    def micro_step(self, shape: ModelShape, micro_batch: int) -> Timed:
+        engine = self._engine(shape, "adamw", micro_batch)
+        batch: Batch = (self.ids(shape.vocab_size, micro_batch, shape.block_size),) * 2
 
-        def forward() -> Tensor:
-            y = x.detach().requires_grad_()
-            with self.device.autocast():
-                for block in blocks:
-                    y = block(y, *extra)
-            return y
+        def forward_and_backward() -> None:
+            engine.backward_micro_step(engine.forward_micro_step(batch, is_last=False), 1)
 
-        y = forward()
-        copies = 0 if self.device.dtype == "float32" else 2 * block_weights(shape)  # in 16 bits, counted elsewhere
-        saved = saved_bytes(y, model.parameters()) - copies
-        y.backward(gradient)  # type: ignore[no-untyped-call]
-        seconds = self.seconds(lambda: forward().backward(gradient))  # type: ignore[no-untyped-call]
-        return seconds / shape.n_layer, saved / shape.n_layer
+        return self.rounds.timed(forward_and_backward)
+
+    def _engine(self, shape: ModelShape, optimizer: str, micro_batch: int = 1) -> Engine:
+        config = TrainConfig(
+            n_layer=shape.n_layer,
+            n_head=shape.n_head,
+            n_embd=shape.n_embd,
+            block_size=shape.block_size,
+            batch_size=micro_batch,
+            arch=shape.arch,
+            optimizer=optimizer,
+            dtype=self.device.dtype,
+            device=self.device.kind,
+            compile=False,
+            chunked_loss=False,
+        )
+        return build_engine(config, shape, self.device)
 
     # The update
 
     def update(self) -> Grid:
-        points: Points = {}
+        points: dict[Place, float] = {}
         for width, layers, vocab_size in UPDATES:
-            engine = self._engine(width, layers, vocab_size, "gpt2", "adamw")
+            engine = self._engine(ModelShape(layers, width // BLOCK_HEAD, width, 64, vocab_size), "adamw")
             weights = engine.model.shape.n_weights
             points[(float(weights),)] = self._update(engine) / weights
         return grid_of(points)
 
     def orthogonal(self, adamw: Grid) -> Grid:
         """Muon's own work per matrix weight and channel: the whole update less what AdamW does for the rest."""
-
-        def seconds(width: int) -> float:
-            engine = self._engine(width, MUON_LAYERS, 64, "modern", "muon")
+        points: dict[Place, float] = {}
+        for width in MUON_WIDTHS:
+            work = 12 * MUON_LAYERS * width**3
+            if points and (before := list(points.values())[-1]) * work > LONGEST_S:
+                points[(width,)] = before
+                continue
+            engine = self._engine(ModelShape(MUON_LAYERS, width // BLOCK_HEAD, width, 64, 64, arch="modern"), "muon")
             others = engine.model.shape.n_weights - block_weights(engine.model.shape)
-            return max(self._update(engine) - others * adamw.at(others), 1e-6)
-
-        return grid_of(self.points([(w,) for w in WIDTHS], lambda w: 12 * MUON_LAYERS * w**3, seconds))
-
-    def _engine(self, width: int, layers: int, vocab_size: int, arch: str, optimizer: str) -> Engine:
-        shape = ModelShape(layers, max(1, width // 64), width, 64, vocab_size, arch=arch)
-        config = TrainConfig(
-            n_layer=layers,
-            n_head=shape.n_head,
-            n_embd=width,
-            block_size=64,
-            batch_size=1,
-            arch=arch,
-            optimizer=optimizer,
-            dtype=self.device.dtype,
-            device=self.device.kind,
-            compile=False,
-        )
-        return build_engine(config, shape, self.device)
+            points[(width,)] = max(self._update(engine) - others * adamw.at(others), 1e-6) / work
+        return grid_of(points)
 
     def _update(self, engine: Engine) -> float:
         """As an update comes: after micro-steps that filled the caches, with gradients too small to be clipped."""
@@ -387,5 +294,5 @@ class Ruler:
                 parameter.grad = torch.full_like(parameter, 1e-6)
             torch.ones(CACHE_BYTES // 4, device=self.device.torch_device)
             self.device.synchronize()
-            seconds.append(_timed(lambda: engine.update(loss, 1, Knobs(1e-5)), self.device, self.clock))
-        return min(seconds)
+            seconds.append(self.watch.seconds(lambda: engine.update(loss, 1, Knobs(1e-5))))
+        return median(seconds[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,3 +18,13 @@ class Verdict:
     text: str
     remedy: str = ""
     values: dict[str, Any] = field(default_factory=dict)
+
+
+def worst(errors: Iterable[float]) -> float:
+    """The largest; not a number where one of them is none, which `max` would lose.
+
+    >>> worst([0.1, float("nan"), 0.2])
+    nan
+    """
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -10,15 +12,17 @@ from safetensors import SafetensorError
 from gptfit.checkpoint.loaded_model import LoadedModel
 from gptfit.errors import RunError
 from gptfit.export.result import Exported
-from gptfit.files import check_room, publish, reason_of, remove_leftovers, remove_tree, temporary_name
+from gptfit.files import check_room, publish_tree, reason_of, remove_leftovers, remove_tree, temporary_name
 
 BYTES_PER_WEIGHT = 4  # float32
 FORMATS = ("hf", "gguf", "nanogpt")
+DTYPES = ("float32", "float16")
+FOR_NOW = "for-now"  # the name, but for its ending, of a folder that is written to be sent
 SLACK_BYTES = 2**20  # code and card beside the tensors
 BYTES_PER_TOKEN = 100  # of a vocabulary's files; GPT-2's take 70
 
 
-def export(opened: LoadedModel, to: str, out: str | None = None) -> Exported:
+def export(opened: LoadedModel, to: str, out: str | None = None, dtype: str = "float32") -> Exported:
     """Written under a temporary name, verified there, then renamed: what has the final name is whole and right."""
     target = Path(out) if out else _default_target(opened, to)
     _check_target(target, is_file=to == "gguf")
@@ -28,10 +32,10 @@ def export(opened: LoadedModel, to: str, out: str | None = None) -> Exported:
         remove_leftovers(target.parent, re.escape(target.name))
         beside = BYTES_PER_TOKEN * opened.tokenizer.vocab_size + SLACK_BYTES
         check_room(target.parent, BYTES_PER_WEIGHT * opened.shape.n_weights + beside, "the export")
-        found = _write(opened, to, temporary)
+        found = _write(opened, to, temporary, dtype)
         if target.is_dir():
             target.rmdir()  # empty, as checked
-        publish(temporary, target)
+        publish_tree(temporary, target)
     # A failed write is an OSError from python, a SafetensorError or a RuntimeError from those that write tensors.
     except (OSError, RuntimeError, SafetensorError) as error:
         raise RunError(f"{target}: could not be written ({reason_of(error)})", fix="nothing was left behind") from None
@@ -40,7 +44,21 @@ def export(opened: LoadedModel, to: str, out: str | None = None) -> Exported:
     return Exported(target, found.checks, found.notes)
 
 
-def _write(opened: LoadedModel, to: str, path: Path) -> Exported:
+@contextmanager
+def exported_for_now(opened: LoadedModel, to: str, out: str | None = None) -> Iterator[Exported]:
+    """An export that is gone afterwards, on the disk of the run, which has room for it; kept where `out` names a place."""
+    if out:
+        yield export(opened, to, out)
+        return
+    target = temporary_name(_default_target(opened, FOR_NOW))
+    remove_leftovers(target.parent, rf"{FOR_NOW}(?:\.[0-9a-f-]+\.tmp)?")
+    try:
+        yield export(opened, to, str(target))
+    finally:
+        remove_tree(target)
+
+
+def _write(opened: LoadedModel, to: str, path: Path, dtype: str) -> Exported:
     if to == "hf":
         from gptfit.export.hf import write_hf
 
@@ -48,7 +66,7 @@ def _write(opened: LoadedModel, to: str, path: Path) -> Exported:
     if to == "gguf":
         from gptfit.export.gguf import write_gguf
 
-        return write_gguf(opened, path)
+        return write_gguf(opened, path, dtype)
     from gptfit.export.nanogpt import write_nanogpt
 
     return write_nanogpt(opened, path)

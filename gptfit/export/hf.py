@@ -20,6 +20,8 @@ from torch import Tensor
 
 from gptfit.checkpoint.hf_names import hf_name_of_gelu, to_hf
 from gptfit.checkpoint.loaded_model import LoadedModel
+from gptfit.conversation import ANSWER_MARK, JINJA, Turn
+from gptfit.data.chat import conversation_tokens
 from gptfit.data.tokenizer import END_OF_TEXT, load_tokenizer
 from gptfit.data.tokenizer_formats import to_tokenizer_json
 from gptfit.errors import DeviceError, RunError
@@ -32,6 +34,7 @@ TOLERANCE = 1e-5  # of the largest logit, float32
 CHECK_TOKENS = 256
 # One line with everything a tokenizer may get wrong.
 CHECK_TEXT = "Hello, world!\n  it's 1984\tin the naïve café — ok 你好 🙂"
+CHECK_TURNS = (Turn("system", "Be brief."), Turn("user", CHECK_TEXT.strip()), Turn("assistant", "Yes:\n\n 1. two"))
 OWN_CODE_CHECK = """
 import sys, torch, transformers
 folder, scratch = sys.argv[1:]
@@ -59,10 +62,12 @@ def write_hf(opened: LoadedModel, folder: Path) -> Exported:
     if not is_gpt2:
         bundle_code(folder)
     _write_tokenizer(opened, folder)
-    checks = (_check_logits(opened, folder, is_gpt2), _check_tokenizer(opened, folder))
-    write_model_card(opened, folder, checks)
+    checks = [_check_logits(opened, folder, is_gpt2), _check_tokenizer(opened, folder)]
+    if opened.data is not None and opened.data.chat:
+        checks.append(_check_template(opened, folder))
+    write_model_card(opened, folder, tuple(checks))
     notes = () if is_gpt2 else ("load it with trust_remote_code=True: its code is in the folder",)
-    return Exported(folder, checks, notes)
+    return Exported(folder, tuple(checks), notes)
 
 
 def bundle_code(folder: Path) -> None:
@@ -146,6 +151,8 @@ def _write_tokenizer(opened: LoadedModel, folder: Path) -> None:
     if end is not None:
         spelled = opened.tokenizer.pieces[end].decode("utf-8", "replace") or END_OF_TEXT
         config |= {"bos_token": spelled, "eos_token": spelled}
+    if opened.data is not None and opened.data.chat:
+        config["chat_template"] = JINJA
     _write_json(folder / "tokenizer_config.json", config)
 
 
@@ -210,6 +217,21 @@ def _check_tokenizer(opened: LoadedModel, folder: Path) -> str:
     if ours != theirs or tokenizer.end_of_text != opened.tokenizer.end_of_text:
         raise RunError(f"{folder}: the exported tokenizer gives other tokens", fix="nothing was exported")
     return f"tokenizer.json gives the same {len(ours)} tokens of a sample line"
+
+
+def _check_template(opened: LoadedModel, folder: Path) -> str:
+    """transformers must make of a conversation the tokens that the model was trained on."""
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    messages = [{"role": turn.role, "content": f" {turn.text}\n"} for turn in CHECK_TURNS]
+    for turns, asks in ((CHECK_TURNS, False), (CHECK_TURNS[:-1], True)):
+        ours = conversation_tokens(turns, opened.tokenizer)
+        ours += opened.tokenizer.encode(ANSWER_MARK) if asks else []
+        text = loaded.apply_chat_template(messages[: len(turns)], tokenize=False, add_generation_prompt=asks)
+        if loaded(text, add_special_tokens=False)["input_ids"] != ours:
+            raise RunError(f"{folder}: the chat template gives other tokens than prepare", fix="nothing was exported")
+    return "apply_chat_template gives the tokens of prepare --chat"
 
 
 def _need_transformers() -> None:

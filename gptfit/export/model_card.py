@@ -9,7 +9,7 @@ from typing import Any
 
 from gptfit import __version__
 from gptfit.checkpoint.loaded_model import LoadedModel
-from gptfit.config.keys import DEFAULTS
+from gptfit.config.keys import DEFAULTS, KEYS
 from gptfit.errors import RunError
 from gptfit.generate.eval_file import read_results
 from gptfit.logs.events import DataSaid, Eval
@@ -77,8 +77,17 @@ def _data(opened: LoadedModel, log: RunLog | None) -> str:
 
 
 def _data_name(config: Mapping[str, Any]) -> str:
-    """Without the folders it was in: a card is for other people."""
-    return Path(str(config.get("dataset", "unknown"))).name
+    return str(_public_value("dataset", config.get("dataset", "unknown")))
+
+
+def _is_public(key: str) -> bool:
+    """A card is for other people: not where things are on this machine, and not where its owner is told about it."""
+    return key not in ("out_dir", "data_root") and KEYS[key].group != "tracking"
+
+
+def _public_value(key: str, value: Any) -> Any:
+    """Without the folders it was in."""
+    return Path(str(value)).name if key in ("dataset", "init_from") else value
 
 
 def _recipe(opened: LoadedModel, log: RunLog | None) -> str:
@@ -86,12 +95,8 @@ def _recipe(opened: LoadedModel, log: RunLog | None) -> str:
     config = opened.checkpoint.config
     if not config:
         return ""
-    keys = [
-        key
-        for key in DEFAULTS
-        if key in config and config[key] != DEFAULTS[key] and key not in ("out_dir", "data_root")
-    ]
-    lines = [f"{key} = {(_data_name(config) if key == 'dataset' else config[key])!r}" for key in keys]
+    keys = [key for key in DEFAULTS if key in config and config[key] != DEFAULTS[key] and _is_public(key)]
+    lines = [f"{key} = {_public_value(key, config[key])!r}" for key in keys]
     said = f"{count(opened.checkpoint.iter_num)} steps"
     if log and log.steps:
         header, seconds = log.header, log.steps[-1].seconds
@@ -116,11 +121,18 @@ def _evaluation(opened: LoadedModel) -> str:
     rows = []
     if math.isfinite(opened.checkpoint.best_val_loss) and opened.checkpoint.best_val_loss < 1e9:
         rows.append(f"| best val loss while training | {opened.checkpoint.best_val_loss:.4f} |")
-    for task, values in (read_results(opened) or {}).items():
+    for task, values in _results(opened).items():
         rows += [f"| {task} {key} | {value:.4f} |" for key, value in values.items() if isinstance(value, float)]
     if not rows:
         return ""
     return "## Evaluation\n\n| what | value |\n|---|---:|\n" + "\n".join(rows)
+
+
+def _results(opened: LoadedModel) -> dict[str, Any]:
+    try:
+        return read_results(opened) or {}
+    except OSError:
+        return {}  # a card without them is better than no export
 
 
 def _use(opened: LoadedModel) -> str:

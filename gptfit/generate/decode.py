@@ -49,8 +49,8 @@ class _Reader:
 
     def __init__(self, model: LanguageModel, prompt: Sequence[int], rows: int, tokens: int) -> None:
         self._model = model
-        weight = model.lm_head.weight
-        self._device, self._dtype = weight.device, weight.dtype
+        # Where the blocks are: while training, tables and head may be in host memory.
+        self._device, self._dtype = next(model.transformer["h"].parameters()).device, model.lm_head.weight.dtype
         self._block_size = model.shape.block_size
         self._text = torch.empty(rows, len(prompt) + tokens, dtype=torch.long, device=self._device)
         self._text[:, : len(prompt)] = torch.tensor(prompt, device=self._device)

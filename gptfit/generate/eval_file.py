@@ -13,15 +13,15 @@ from gptfit.files import read_plain, write_whole
 EVAL_FILE = "eval.json"
 
 
-def save_results(opened: LoadedModel, results: dict[str, Any]) -> Path | None:
-    """Newer results replace those of the same name; results of another checkpoint are dropped. None if read-only."""
+def save_results(opened: LoadedModel, results: dict[str, Any]) -> Path:
+    """Newer results replace those of the same name; results of another checkpoint are dropped.
+
+    An OSError where the disk refuses: also to show the earlier ones, which would be lost.
+    """
     path = _file_of(opened)
     kept = {**(read_results(opened) or {}), **results}
     text = json.dumps({"checkpoint": _identity(opened), "results": kept}, indent=2, allow_nan=False) + "\n"
-    try:
-        write_whole(path, text.encode())
-    except OSError:
-        return None
+    write_whole(path, text.encode())
     return path
 
 
@@ -33,7 +33,7 @@ def read_results(opened: LoadedModel) -> dict[str, Any] | None:
             return None
         results = sane.mapping(found["results"], "results")
         return {task: _values(task, values) for task, values in results.items()}
-    except (OSError, ValueError, KeyError, RecursionError):
+    except (FileNotFoundError, ValueError, KeyError, RecursionError):
         return None
 
 

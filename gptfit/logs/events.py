@@ -1,4 +1,4 @@
-"""The events of a run log: header, step, eval, message and end. None is what a log does not say."""
+"""The events of a run log: header, step, eval, sample, message and end. None is what a log does not say."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class DataSaid:
     train_tokens: int | None = None
     val_tokens: int | None = None
     bytes_per_token: float | None = None
+    chat: str | None = None  # the template of its conversations, of which only the assistant's words count
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +99,25 @@ class Eval:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something happened that a person should know: a checkpoint, a resume, a sample. Written as `event`."""
+    """Something happened that a person should know: a checkpoint, a resume. Written as `event`."""
 
     kind: str
     message: str = ""
     step: int | None = None
-    text: str | None = None  # of a sample
     seconds: float | None = None
     batch_size: int | None = None
     chunked_loss: bool | None = None
     value: float | None = None
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the model wrote after a prompt when it had done `step` updates; an empty prompt is the start of a document."""
+
+    step: int
+    prompt: str = ""
+    text: str = ""
     time: float | None = None
 
 
@@ -122,8 +132,15 @@ class End:
     time: float | None = None
 
 
-Event = Header | Step | Eval | Message | End
-EVENT_WORDS: dict[type, str] = {Header: "header", Step: "step", Eval: "eval", Message: "event", End: "end"}
+Event = Header | Step | Eval | Sample | Message | End
+EVENT_WORDS: dict[type, str] = {
+    Header: "header",
+    Step: "step",
+    Eval: "eval",
+    Sample: "sample",
+    Message: "event",
+    End: "end",
+}
 
 
 def event_json(event: Event) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gptfit import sane
 from gptfit.config.keys import DEFAULTS, GPTFIT_KEYS, NANOGPT_VOCAB_SIZE, TrainConfig
 from gptfit.config.read import read_config_file
 from gptfit.gpus import GPU, find_or_none
@@ -18,7 +19,6 @@ from gptfit.logs.sanitise import header_from_json
 from gptfit.shape import ModelShape
 
 SHAPE_KEYS = ("n_layer", "n_embd", "block_size")  # the number of heads changes no count
-SANE_SIZE, MOST_LAYERS = 10**7, 10**4
 BATCH_KEYS = ("batch_size", "gradient_accumulation_steps", "block_size")
 # The MFU is printed with two decimals and multiplied by a time: 12.87 % is known to 0.04 %. Forks count FLOPs alike.
 MFU_AGREES = 0.01
@@ -60,10 +60,10 @@ def _nanogpt_facts(parsed: ParsedLog, config: dict[str, Any], said: dict[str, An
     """The model's figures from its shape, held against what the log itself prints."""
     found: dict[str, Any] = {}
     shape = _shape(config, parsed)
-    if shape is not None:
+    counted = _check_parameters(shape.parameters if shape else None, parsed)
+    if shape is not None and "parameters" not in counted:
         found = {"shape": asdict(shape), "parameters": shape.parameters, "flops_per_token": shape.flops_per_token}
-    found |= _check_against_mfu(found.get("flops_per_token"), said["tokens_per_step"], parsed)
-    return found | _check_parameters(found.get("parameters"), parsed)
+    return found | counted | _check_against_mfu(found.get("flops_per_token"), said["tokens_per_step"], parsed)
 
 
 def _name(path: Path) -> str:
@@ -162,9 +162,9 @@ def _card_in_name(path: Path) -> GPU | None:
 
 
 def _shape(config: dict[str, Any], parsed: ParsedLog) -> ModelShape | None:
-    """None unless every side is known and sane: the inventory of a million layers would take all memory."""
+    """None unless every side is known and sane."""
     sides = [config.get(key) for key in SHAPE_KEYS]
-    if not all(isinstance(side, int) and 1 <= side <= SANE_SIZE for side in sides) or config["n_layer"] > MOST_LAYERS:
+    if not sane.are_sides(sides, config.get("n_layer")):
         return None
     return TrainConfig.unchecked(**config).shape(parsed.facts.get("vocab_size"))
 
@@ -207,4 +207,4 @@ def _check_parameters(parameters: int | None, parsed: ParsedLog) -> dict[str, An
     parsed.notes.append(
         f"the log says {printed}M parameters, the config makes {parameters / 1e6:.2f}M: the log's figure is used"
     )
-    return {"parameters": counted, "shape": None}
+    return {"parameters": counted}

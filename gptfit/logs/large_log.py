@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gptfit.errors import RunError
+from gptfit.files import reading_remedy, reason_of
 from gptfit.logs.events import EVENT_WORDS, Step
 from gptfit.logs.open_run import FORMATS, open_run, run_from_text
 from gptfit.logs.runlog import RUN_LOG, RunLog, assemble, parse_event, read_run
@@ -48,7 +49,7 @@ def _read(path: Path, whole_bytes: int, choose: Starts) -> RunLog:
             return read_run(path) if ours else open_run(path)
         lines = _some_lines(file, choose)
     except OSError as error:
-        raise RunError(f"{file}: cannot be read: {error.strerror or error}") from error
+        raise RunError(f"{file}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
     if not ours:
         return run_from_text(file, b"".join(lines).decode("utf-8", errors="replace"))
     events = [event for line in lines if (event := parse_event(line)) is not None]

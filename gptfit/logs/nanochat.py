@@ -130,7 +130,7 @@ def _parse_other(parsed: ParsedLog, lines: list[str], i: int) -> int:
     elif "Model config" in line:
         return _parse_model(parsed, lines, i)
     elif "<|bos|>" in line:
-        parsed.add_message("sample", line.split("<|bos|>", 1)[1].strip())
+        parsed.add_sample(line.split("<|bos|>", 1)[1].strip())
     else:
         _parse_facts(parsed, line)
     return 0

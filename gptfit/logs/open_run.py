@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gptfit.errors import RunError
+from gptfit.files import reading_remedy, reason_of
 from gptfit.logs import nanochat, nanogpt
 from gptfit.logs.events import Eval, Step
 from gptfit.logs.infer_header import build_header
@@ -68,7 +69,7 @@ def _is_run_jsonl(path: Path) -> bool:
         with open(path, "rb") as file:
             start = file.read(4096).lstrip()
     except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise RunError(f"{path}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
     return start.startswith(b"{") and b'"event"' in start
 
 
@@ -98,6 +99,7 @@ def _as_run(path: Path, parsed: ParsedLog, config_path: Path | None) -> RunLog:
         steps=_step_events(parsed, seconds, per_step),
         evals=_eval_events(parsed, seconds, per_step),
         messages=parsed.messages,
+        samples=parsed.samples,
         notes=tuple(parsed.notes),
     )
 

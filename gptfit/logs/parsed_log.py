@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gptfit.logs.events import Message
+from gptfit.logs.events import Message, Sample
 
 
 class ParsedStep(NamedTuple):
@@ -41,6 +41,7 @@ class ParsedLog:
     steps: list[ParsedStep] = field(default_factory=list)
     evals: list[ParsedEval] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -78,8 +79,13 @@ class ParsedLog:
         self._last_eval = line.step
 
     def add_message(self, kind: str, message: str, value: float | None = None) -> None:
-        step = self.steps[-1].step if self.steps else 0
-        self.messages.append(Message(kind, message, step, value=value))
+        self.messages.append(Message(kind, message, self._newest_step(), value=value))
+
+    def add_sample(self, text: str) -> None:
+        self.samples.append(Sample(self._newest_step(), text=text))
+
+    def _newest_step(self) -> int:
+        return self.steps[-1].step if self.steps else 0
 
     def restarted(self) -> None:
         """A new process begins: its first line holds compile time."""

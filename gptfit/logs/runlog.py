@@ -1,4 +1,4 @@
-"""run.jsonl: one self-describing event per line (header, step, eval, event, end); the one writer and the reader."""
+"""run.jsonl: one self-describing event per line (header, step, eval, sample, event, end); the one writer and the reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from gptfit.errors import RunError
 from gptfit.files import Lines, reason_of, remedy_of
-from gptfit.logs.events import EVENT_WORDS, End, Eval, Event, Header, Message, Step, event_json
+from gptfit.logs.events import EVENT_WORDS, End, Eval, Event, Header, Message, Sample, Step, event_json
 from gptfit.logs.sanitise import event_from_json
 
 RUN_LOG = "run.jsonl"
@@ -28,6 +28,7 @@ class RunLog:
     steps: Sequence[Step] = ()
     evals: Sequence[Eval] = ()
     messages: Sequence[Message] = ()
+    samples: Sequence[Sample] = ()  # as they were while it trained
     end: End | None = None
     notes: tuple[str, ...] = ()
 
@@ -107,28 +108,31 @@ def assemble(path: Path, events: Iterable[Event], notes: list[str]) -> RunLog | 
     steps: list[Step] = []
     evals: list[Eval] = []
     messages: list[Message] = []
+    samples: list[Sample] = []
     end: End | None = None
     for event in events:
         match event:
             case Step():
-                _rewind(steps, evals, event.step)
+                _rewind(steps, evals, samples, event.step)
                 _drop_from(steps, event.step)
                 steps.append(event)
                 end = None  # a resumed run goes on past an old end, whatever the clock says
             case Eval():
-                _rewind(steps, evals, event.step)
+                _rewind(steps, evals, samples, event.step)
                 _drop_from(evals, event.step)
                 evals.append(event)
                 end = None
             case Header():
                 header, end = event, None
+            case Sample():
+                samples.append(event)
             case Message():
                 messages.append(event)
             case End():
                 end = event
-    if header is None and end is None and not (steps or evals or messages):
+    if header is None and end is None and not (steps or evals or messages or samples):
         return None
-    return RunLog(path, header or Header(), steps, evals, messages, end, tuple(notes))
+    return RunLog(path, header or Header(), steps, evals, messages, samples, end, tuple(notes))
 
 
 def iterate_events(file: Path, notes: list[str]) -> Iterator[Event]:
@@ -168,14 +172,15 @@ def parse_event(line: bytes | str) -> Event | None:
         return None
 
 
-def _rewind(steps: list[Step], evals: list[Eval], step: int) -> None:
+def _rewind(steps: list[Step], evals: list[Eval], samples: list[Sample], step: int) -> None:
     """A resumed run goes back to its checkpoint: what was written past that point did not become part of it."""
     if steps and step < steps[-1].step:
         _drop_from(steps, step)
-        # An eval of step s is taken before update s, so a run that goes on with step s keeps it.
+        # An eval or a sample of step s is taken before update s, so a run that goes on with step s keeps it.
         _drop_from(evals, step + 1)
+        _drop_from(samples, step + 1)
 
 
-def _drop_from(events: list[Step] | list[Eval], step: int) -> None:
+def _drop_from(events: list[Step] | list[Eval] | list[Sample], step: int) -> None:
     while events and events[-1].step >= step:
         events.pop()

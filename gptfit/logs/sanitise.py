@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from gptfit import sane
 from gptfit.config.keys import KEYS
 from gptfit.config.read import coerce
 from gptfit.errors import ConfigError
-from gptfit.logs.events import EVENT_WORDS, DataSaid, DeviceSaid, End, Eval, Event, Header, Message, Step
+from gptfit.logs.events import EVENT_WORDS, DataSaid, DeviceSaid, End, Eval, Event, Header, Message, Sample, Step
 from gptfit.shape import ModelShape
 
 LARGEST = 1e18  # parameters, tokens, FLOPs: nothing real is larger
@@ -18,8 +19,6 @@ LONGEST_MS = 1e12
 LARGEST_CONFIG_NUMBER = 10**12
 LONGEST_NAME = 400
 LONGEST_TEXT = 100_000  # of a sample or a message
-SANE_SIZE = 10**7  # a side of a model: layers, heads, width, context, vocabulary
-MOST_LAYERS = 10_000
 
 
 def event_from_json(values: Any) -> Event | None:
@@ -42,7 +41,7 @@ def header_from_json(values: Mapping[str, Any]) -> Header:
         flops_per_token=positive(values.get("flops_per_token")),
         flops_per_step=positive(values.get("flops_per_step"), LARGEST_STEP_FLOPS),
         tokens_per_step=whole(values.get("tokens_per_step")),
-        processes=min(whole(values.get("processes")) or 1, SANE_SIZE),
+        processes=min(whole(values.get("processes")) or 1, sane.MOST_SIDE),
         memory_gib=positive(values.get("memory_gib")),
         device=_device(_mapping(values.get("device"))),
         dataset=_data(_mapping(values.get("dataset"))),
@@ -127,12 +126,19 @@ def _eval(values: dict[str, Any]) -> Eval | None:
     )
 
 
+def _sample(values: dict[str, Any]) -> Sample | None:
+    step = _step_number(values.get("step"))
+    if step is None:
+        return None
+    prompt, said = text(values.get("prompt")), text(values.get("text"))
+    return Sample(step, prompt or "", said or "", time=finite(values.get("time")))
+
+
 def _message(values: dict[str, Any]) -> Message:
     return Message(
         kind=name(values.get("kind")) or "note",
         message=text(values.get("message")) or "",
         step=_step_number(values.get("step")),
-        text=text(values.get("text")),
         seconds=finite(values.get("seconds")),
         batch_size=whole(values.get("batch_size")),
         chunked_loss=True if values.get("chunked_loss") is True else None,
@@ -155,6 +161,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Event | None]] = {
     EVENT_WORDS[Header]: header_from_json,
     EVENT_WORDS[Step]: _step,
     EVENT_WORDS[Eval]: _eval,
+    EVENT_WORDS[Sample]: _sample,
     EVENT_WORDS[Message]: _message,
     EVENT_WORDS[End]: _end,
 }
@@ -179,6 +186,7 @@ def _data(values: dict[Any, Any]) -> DataSaid:
         train_tokens=whole(values.get("train_tokens")),
         val_tokens=whole(values.get("val_tokens")),
         bytes_per_token=positive(values.get("bytes_per_token")),
+        chat=name(values.get("chat")),
     )
 
 
@@ -200,7 +208,7 @@ def _config(values: dict[Any, Any]) -> dict[str, Any]:
 def _shape(values: dict[Any, Any]) -> ModelShape | None:
     """The inventory needs whole positive sides; a shape with anything else is no shape."""
     sides = [values.get(key) for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
-    if not all(type(side) is int and 1 <= side <= SANE_SIZE for side in sides) or values["n_layer"] > MOST_LAYERS:
+    if not sane.are_sides(sides, values.get("n_layer")):
         return None
     known = {item.name: values[item.name] for item in fields(ModelShape) if item.name in values}
     kinds = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}

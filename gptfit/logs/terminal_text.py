@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gptfit.errors import RunError
-from gptfit.files import read_plain
+from gptfit.files import read_plain, reading_remedy, reason_of
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def read_log_text(path: Path) -> str:
     try:
         raw = read_plain(path, MOST_BYTES)
     except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise RunError(f"{path}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
     if not raw.strip():
         raise RunError(f"{path}: the log is empty", fix="nothing was written to it yet, or the redirect went elsewhere")
     for bom, encoding in _BOMS:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gptfit.model.cache import KVCache
-from gptfit.model.head import soft_cap, token_loss
+from gptfit.model.head import mean_loss, soft_cap, token_loss
 from gptfit.model.tables import Table, on_device
 from gptfit.shape import ModelShape
 
@@ -60,6 +60,8 @@ class LanguageModel(nn.Module, ABC):
         self.loss_chunk_tokens = 0
         # Whether a chunk's softmax and gradient are one compiled kernel; worth it on a card only.
         self.loss_is_fused = False
+        # Whether some targets do not count (UNCOUNTED): their loss is zero, the mean is over all.
+        self.loss_is_masked = False
         # Format of the residual stream; None leaves it in float32, as the embedding is.
         self.stream_dtype: torch.dtype | None = None
         # Whether the weights of embeddings and head are in host memory.
@@ -85,8 +87,9 @@ class LanguageModel(nn.Module, ABC):
     def _token_loss(self, hidden: Tensor, targets: Tensor, cap: float) -> Tensor:
         states, ids = hidden.flatten(0, 1), targets.flatten()
         if not self.loss_chunk_tokens:
-            return F.cross_entropy(soft_cap(LanguageModel.head(self, states), cap), ids)
-        return token_loss(states, self.lm_head.weight, ids, self.loss_chunk_tokens, cap, self.loss_is_fused)
+            return mean_loss(soft_cap(LanguageModel.head(self, states), cap), ids, self.loss_is_masked)
+        how = self.loss_chunk_tokens, cap, self.loss_is_fused, self.loss_is_masked
+        return token_loss(states, self.lm_head.weight, ids, *how)
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., C) states -> (..., V) logits."""
@@ -99,7 +102,7 @@ class LanguageModel(nn.Module, ABC):
         self.tables_on_host = True
         tables = [module for module in self.modules() if isinstance(module, Table)]
         for table in tables:
-            table.is_on_host = True
+            table.keep_on_host()
         for weight in {*(table.weight for table in tables), self.lm_head.weight}:  # a tied one once
             weight.data = pinned(weight.data.to("cpu"))
 

@@ -12,18 +12,35 @@ from torch.nn import functional as F
 
 # Rows of logits turned into probabilities at a time. On a CPU 16 x 50,304 floats are 3 MB, small enough for a core's
 # cache; on a card 512 rows fill it and take 100 MB of float32. Fused code takes a whole chunk, as it keeps no copy.
+UNCOUNTED = -1  # a target that no loss is about, as in nanoGPT
 CPU_ROWS_PER_SOFTMAX, CARD_ROWS_PER_SOFTMAX = 16, 512
 
 
 def token_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int = 0, cap: float = 0.0, fused: bool = False
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk_tokens: int = 0,
+    cap: float = 0.0,
+    fused: bool = False,
+    masked: bool = False,
 ) -> Tensor:
-    """Mean cross entropy of (N, C) states against (N,) targets; 0 for chunk_tokens computes all logits at once."""
+    """Mean cross entropy of (N, C) states against (N,) targets; 0 for chunk_tokens computes all logits at once.
+
+    `masked`: targets may be UNCOUNTED, whose loss is zero; the mean is still over all N.
+    """
     if not chunk_tokens:
-        return F.cross_entropy(soft_cap(F.linear(hidden, weight), cap), targets)
+        return mean_loss(soft_cap(F.linear(hidden, weight), cap), targets, masked)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _ChunkedLoss.apply(hidden, weight, targets, chunk_tokens, cap, fused)  # type: ignore[no-any-return, no-untyped-call]
+        return _ChunkedLoss.apply(hidden, weight, targets, chunk_tokens, cap, fused, masked)  # type: ignore[no-any-return, no-untyped-call]
     return _chunked_loss(hidden, weight, targets, chunk_tokens, cap)
+
+
+def mean_loss(logits: Tensor, targets: Tensor, masked: bool) -> Tensor:
+    """Over all tokens, those that do not count with a loss of zero: micro-batches of one size can then be averaged."""
+    if not masked:
+        return F.cross_entropy(logits, targets)
+    return F.cross_entropy(logits, targets, ignore_index=UNCOUNTED, reduction="sum") / targets.numel()
 
 
 def soft_cap(logits: Tensor, cap: float) -> Tensor:
@@ -43,7 +60,8 @@ def _chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens:
     weight = weight.to(hidden.device)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for states, ids in zip(_pieces(hidden, chunk_tokens), _pieces(targets, chunk_tokens), strict=True):
-        total += F.cross_entropy(soft_cap(F.linear(states, weight).float(), cap), ids, reduction="sum")
+        logits = soft_cap(F.linear(states, weight).float(), cap)
+        total += F.cross_entropy(logits, ids, ignore_index=UNCOUNTED, reduction="sum")
     return total / hidden.shape[0]
 
 
@@ -52,26 +70,39 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float, fused: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk_tokens: int,
+        cap: float,
+        fused: bool,
+        masked: bool,
     ) -> Tensor:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
         with torch.autocast(kind, enabled=False):
             loss, grad_hidden, grad_weight = _loss_and_gradients(
-                hidden.to(dtype), weight.to(dtype).to(hidden.device), targets, chunk_tokens, cap, fused
+                hidden.to(dtype), weight.to(dtype).to(hidden.device), targets, chunk_tokens, cap, fused, masked
             )
         # A head in host memory gets its gradient there, before backward needs the room.
         ctx.save_for_backward(grad_hidden.to(hidden.dtype), grad_weight.to(weight.device))
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight.mul_(grad_loss.to(grad_weight.device)), None, None, None, None
+        return grad_hidden * grad_loss, grad_weight.mul_(grad_loss.to(grad_weight.device)), None, None, None, None, None
 
 
 def _loss_and_gradients(
-    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, cap: float, fused: bool = False
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk_tokens: int,
+    cap: float,
+    fused: bool = False,
+    masked: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The division by the token count comes last: probabilities near 1/N would vanish in 16 bits."""
     n_tokens, rows = hidden.shape[0], min(chunk_tokens, hidden.shape[0])
@@ -84,7 +115,10 @@ def _loss_and_gradients(
         part = slice(start, min(start + chunk_tokens, n_tokens))
         states, ids = hidden[part], targets[part]
         logits = torch.mm(states, weight.t(), out=buffer[: len(states)])
-        losses[part] = losses_of(logits, ids, cap)
+        losses[part] = losses_of(logits, ids.clamp(min=0) if masked else ids, cap)
+        if masked:  # neither loss nor gradient
+            losses[part].masked_fill_(ids == UNCOUNTED, 0.0)
+            logits.masked_fill_((ids == UNCOUNTED).unsqueeze(1), 0.0)
         grad_hidden[part] = logits @ weight
         _add_product(grad_weight, logits.t(), states)
     return losses.mean(), grad_hidden.div_(n_tokens), grad_weight.div_(n_tokens)

@@ -20,7 +20,11 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, LAYER_NORM_EPSILON)
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if x.dtype == torch.float32 and weight.dtype != x.dtype:  # FSDP's 16-bit copies beside a stream of 32 bits
+            weight, bias = weight.float(), None if bias is None else bias.float()
+        return F.layer_norm(x, weight.shape, weight, bias, LAYER_NORM_EPSILON)
 
 
 class CausalSelfAttention(nn.Module):

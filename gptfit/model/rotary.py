@@ -11,11 +11,16 @@ SLOWEST = 1 / 1024
 
 def rotary_tables(start: int, length: int, head_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions start, start + 1, ...: (length, head_size / 2) each."""
+    positions = torch.arange(start, start + length, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, rotary_speeds(head_size, device))
+    return angles.cos(), angles.sin()
+
+
+def rotary_speeds(head_size: int, device: torch.device) -> Tensor:
+    """The angle each pair turns by from one token to the next: (head_size / 2)."""
     turning = head_size // 4
     exponents = torch.linspace(0, 1, turning, device=device)
-    speeds = torch.cat([SLOWEST**exponents, exponents.new_zeros(head_size // 2 - turning)])
-    angles = torch.outer(torch.arange(start, start + length, dtype=torch.float32, device=device), speeds)
-    return angles.cos(), angles.sin()
+    return torch.cat([SLOWEST**exponents, exponents.new_zeros(head_size // 2 - turning)])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

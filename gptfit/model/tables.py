@@ -5,6 +5,7 @@ On the device there are only the rows of a micro-batch and, for the time of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,15 +13,18 @@ from torch import Tensor, nn
 
 
 class Table(nn.Embedding):
-    """An embedding; `is_on_host` once `keep_on_host` has moved it."""
+    """An embedding; `keep_on_host` once its weights are there."""
 
-    is_on_host = False
+    fetch: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def keep_on_host(self) -> None:
+        # Not a decorator: it imports the compiler, seconds that most programs can do without.
+        self.fetch = torch.compiler.disable(_rows_from_host)  # type: ignore[no-untyped-call]
 
     def forward(self, ids: Tensor) -> Tensor:
-        return _rows_from_host(self.weight, ids) if self.is_on_host else super().forward(ids)
+        return super().forward(ids) if self.fetch is None else self.fetch(self.weight, ids)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _rows_from_host(weight: Tensor, ids: Tensor) -> Tensor:
     return _HostRows.apply(weight, ids)  # type: ignore[no-any-return, no-untyped-call]
 

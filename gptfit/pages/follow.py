@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gptfit.errors import RunError
-from gptfit.logs.events import End, Eval, Event, Message, Step
+from gptfit.logs.events import End, Eval, Event, Sample, Step
 from gptfit.logs.runlog import RUN_LOG, parse_event
 from gptfit.pages.series import EVAL_COLUMNS, STEP_COLUMNS, columns, samples, thin
 
@@ -70,6 +70,6 @@ def _answer(events: list[Event], offset: int, more: bool) -> dict[str, Any]:
         "more": more,
         "steps": columns(steps, STEP_COLUMNS),
         "evals": columns([event for event in events if isinstance(event, Eval)], EVAL_COLUMNS),
-        "samples": samples([event for event in events if isinstance(event, Message)]),
+        "samples": samples([event for event in events if isinstance(event, Sample)]),
         "ended": (ends[-1].reason or "done") if ends else None,
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 from gptfit.compare.comparison import Comparison
+from gptfit.compare.figures import four_figures
 from gptfit.compare.sentences import Explanation
 from gptfit.compare.table import equal_table, fact_rows, value_words, what_if_table
 
@@ -17,6 +19,7 @@ CHARTS = (
     ("lr", "Learning rate"),
     ("norm", "Gradient norm"),
 )
+SHOWN_STEPS = 3  # whose samples are not folded away
 AXIS_BUTTONS = (("step", "steps"), ("tokens", "tokens"), ("hours", "hours"), ("flops", "FLOPs"))
 
 
@@ -25,7 +28,7 @@ def body(comparison: Comparison, explanation: Explanation, samples: Sequence[tup
     facts, curves = f'<section id="facts">{_card(_facts(comparison))}</section>', _curves(comparison)
     parts = [
         f'<section id="headline">{_headline(explanation.verdict)}</section>',
-        *((curves, facts) if len(comparison.runs) == 1 else (facts, curves)),
+        *((_figures(comparison), curves, facts) if len(comparison.runs) == 1 else (facts, curves)),
         _equal(comparison),
         _why(comparison, explanation),
         _what_if(explanation),
@@ -72,10 +75,27 @@ def _facts(comparison: Comparison) -> str:
     return table(["", *run_headings(comparison)], fact_rows(comparison))
 
 
+def _figures(comparison: Comparison) -> str:
+    shown = "".join(
+        f'<div><span class="soft">{escape(figure.name)}</span><strong>{escape(figure.value)}</strong>'
+        f'<span class="soft">{escape(figure.words)}</span></div>'
+        for figure in four_figures(comparison.runs[0])
+    )
+    return f'<section id="figures"><div class="numbers four">{shown}</div></section>' if shown else ""
+
+
 def _curves(comparison: Comparison) -> str:
     buttons = "".join(
         f'<button type="button" data-axis="{axis}" aria-pressed="false">{words}</button>'
         for axis, words in AXIS_BUTTONS
+    )
+    logs = "".join(
+        f'<button type="button" data-log="{axis}" aria-pressed="false" aria-label="Logarithmic {words}">log {axis}</button>'
+        for axis, words in (("x", "horizontal axis"), ("y", "loss axis"))
+    )
+    smoothing = (
+        '<label class="smoothing small soft">smoothing <input type="range" id="smoothing" min="0" max="0.99" step="0.01" '
+        'value="0"></label>'
     )
     loss = (
         '<p class="chart-title">Loss. Thick: validation. Dotted: train at the same evals. Thin: every training step.</p>'
@@ -89,7 +109,8 @@ def _curves(comparison: Comparison) -> str:
         _card(f'<p class="chart-title">{title}</p><div id="{name}" class="chart"></div>') for name, title in CHARTS
     )
     return (
-        f'{"<h2>Curves</h2>" if len(comparison.runs) > 1 else ""}<div class="bar"><div class="switch" role="group" aria-label="Axis">{buttons}</div></div>'
+        f'{"<h2>Curves</h2>" if len(comparison.runs) > 1 else ""}<div class="bar"><div class="switch" role="group" aria-label="Axis">{buttons}</div>'
+        f'<div class="controls">{smoothing}<div class="switch" role="group" aria-label="Scale">{logs}</div></div></div>'
         f'<div class="stack">{_card(loss)}{_card(gap) if len(comparison.duels) == 1 else ""}</div>'
         f'<div class="pair">{small}</div>'
     )
@@ -148,13 +169,24 @@ def _folded(title: str, inside: str) -> str:
 
 
 def _samples(samples: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
+    """Newest first; of one step, all prompts under one heading. All but the last few steps are folded away."""
     blocks = []
     for name, found in samples:
-        for sample in reversed(found):
-            where = f"{escape(name)}, step {sample['step']}" if name else f"step {sample['step']}"
-            blocks.append(f'<p class="sample-step">{where}</p><pre class="sample">{escape(sample["text"])}</pre>')
+        steps = []
+        for step, of_step in itertools.groupby(reversed(found), key=lambda sample: sample["step"]):
+            where = f"{escape(name)}, step {step}" if name else f"step {step}"
+            texts = "".join(_sample(sample) for sample in reversed(list(of_step)))
+            steps.append(f'<p class="sample-step">{where}</p>{texts}')
+        blocks += steps[:SHOWN_STEPS]
+        if earlier := steps[SHOWN_STEPS:]:
+            blocks.append(f"<details><summary>{len(earlier)} earlier</summary>{''.join(earlier)}</details>")
     hidden = "" if blocks else " hidden"
     return f'<section id="samples-section"{hidden}><h2>Samples</h2><div class="card" id="samples">{"".join(blocks)}</div></section>'
+
+
+def _sample(sample: dict[str, Any]) -> str:
+    prompt = f"<strong>{escape(sample['prompt'])}</strong>" if sample.get("prompt") else ""
+    return f'<pre class="sample">{prompt}{escape(sample["text"])}</pre>'
 
 
 def _small_print(comparison: Comparison) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
 from collections.abc import Awaitable, Callable
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -18,6 +20,8 @@ from starlette.routing import Route
 from gptfit.compare.comparison import compare_runs
 from gptfit.compare.sentences import explain
 from gptfit.errors import GptfitError
+from gptfit.pages.chat_child import ChatChild
+from gptfit.pages.chat_page import chat_routes, has_model
 from gptfit.pages.follow import end_of_whole_lines, news
 from gptfit.pages.html import body
 from gptfit.pages.plan_page import PlanSite, plan_routes
@@ -43,7 +47,10 @@ TOP = (
 def watch_app(root: Path, hosts: tuple[str, ...], token: str | None = None, plan: PlanSite | None = None) -> Starlette:
     """`hosts` are the names the page may be asked for under; `token` is needed when others can reach the port."""
     listing = Listing(root)
+    child = ChatChild()
+    atexit.register(child.end)
     routes = [
+        *chat_routes(HEAD, TOP, listing, child),
         *(plan_routes(HEAD, TOP, plan) if plan else ()),
         Route("/", lambda request: _list_page(root)),
         Route("/run", lambda request: _guarded(lambda: _run_page(listing, request))),
@@ -53,7 +60,9 @@ def watch_app(root: Path, hosts: tuple[str, ...], token: str | None = None, plan
         Route(f"/page/{PLOTLY_FILE}", lambda request: FileResponse(plotly_path(), media_type="text/javascript")),
         Route("/page/{name}", _asset),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)])
+    app = Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts, token=token)])
+    app.state.chat = child
+    return app
 
 
 class Guard(BaseHTTPMiddleware):
@@ -123,12 +132,17 @@ def _page(listing: Listing, run_ids: list[str], follow: dict[str, Any] | None) -
     logs = [listing.open(run_id) for run_id in run_ids]
     comparison = compare_runs(logs)
     explanation = explain(comparison)
-    inside = TOP + body(comparison, explanation, page_samples(logs, comparison))
+    chat = _chat_link(run_ids[0]) if follow and has_model(listing, run_ids[0]) else ""
+    inside = TOP + chat + body(comparison, explanation, page_samples(logs, comparison))
     data = data_block(page_data(logs, comparison) | {"follow": follow})
     names = [PLOTLY_FILE, "charts.js", *(["live.js"] if follow else [])]
     scripts = "".join(f'<script src="/page/{name}"></script>' for name in names)
     title = " and ".join(run.name for run in comparison.runs[:3])
     return HTMLResponse(document(title, HEAD, inside, data + scripts))
+
+
+def _chat_link(run_id: str) -> str:
+    return f'<p class="small beside"><a href="/chat?id={escape(quote(run_id))}">chat with this run</a></p>'
 
 
 def _news(listing: Listing, request: Request) -> Response:

@@ -87,6 +87,7 @@ def _field(field: dict[str, Any]) -> str:
         step = escape(str(field.get("step", 1)))
         control = (
             f'<input type="number" name="{name}" id="f-{name}" value="{escape(str(field["value"]))}" min="0" '
-            f'step="{step}" inputmode="decimal" title="{title}">'
+            f'step="{step}" inputmode="decimal" placeholder="{escape(field.get("empty", ""))}" title="{title}">'
         )
-    return f'<label for="f-{name}">{escape(field["label"])}</label>{control}'
+    label = escape(field["label"]).replace("_", "_<wbr>")  # where a long key may be broken
+    return f'<label for="f-{name}">{label}</label>{control}'

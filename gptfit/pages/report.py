@@ -56,7 +56,7 @@ def page_data(logs: Sequence[RunLog], comparison: Comparison) -> dict[str, Any]:
 
 
 def page_samples(logs: Sequence[RunLog], comparison: Comparison) -> list[tuple[str, list[dict[str, Any]]]]:
-    return [(comparison.letter(i) if len(logs) > 1 else "", samples(log.messages)) for i, log in enumerate(logs)]
+    return [(comparison.letter(i) if len(logs) > 1 else "", samples(log.samples)) for i, log in enumerate(logs)]
 
 
 def _write_page(path: Path, text: str) -> None:

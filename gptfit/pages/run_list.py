@@ -18,10 +18,11 @@ import psutil
 
 from gptfit.compare.attention import needs_attention
 from gptfit.compare.facts import run_facts, usual_step_ms
+from gptfit.compare.planned_loss import planned_loss
 from gptfit.compare.projection import project_loss
 from gptfit.errors import GptfitError, RunError
 from gptfit.files import LOCK
-from gptfit.logs.events import DataSaid
+from gptfit.logs.events import DataSaid, Event
 from gptfit.logs.large_log import glance, quick_run
 from gptfit.logs.runlog import RUN_LOG, RunLog
 
@@ -140,11 +141,14 @@ class Listing:
         return kept[1] | {"status": now, "attention": self._attention(path, stamp, now)}
 
     def _attention(self, path: Path, stamp: Stamp, now: str) -> list[str]:
-        """Asked again only when the log or the status changed."""
+        """Asked again only when the log or the status changed. A log that cannot be read just now says nothing."""
         kept = self._looked_at.get(str(path))
         if kept is None or kept[0] != (stamp, now):
-            run = glance(path)
-            kept = ((stamp, now), needs_attention(run_facts(run), run.steps, now))
+            try:
+                run = glance(path)
+                kept = ((stamp, now), needs_attention(run_facts(run), run.steps, now))
+            except ODD:
+                return []
             self._looked_at[str(path)] = kept
         return kept[1]
 
@@ -185,6 +189,7 @@ def summarise(path: Path) -> dict[str, Any]:
     ms, step, wanted = usual_step_ms(run.steps[-50:]), run.last_step, run.planned_steps
     end = project_loss(facts, wanted) if wanted and step < wanted else None
     left = (wanted - step) * ms / 1000 if wanted and ms and wanted > step else None
+    plan = planned_loss(facts)
     validations = [event.val_loss for event in run.evals if event.val_loss is not None]
     return {
         "name": run.name,
@@ -196,6 +201,7 @@ def summarise(path: Path) -> dict[str, Any]:
         "val_loss": validations[-1] if validations else None,
         "bits_per_byte": _bits(validations[-1], run.header.dataset) if validations else None,
         "projected": end.as_json() if end else None,
+        "planned": plan.as_json() if plan else None,
         "card": facts.gpu.name if facts.gpu else facts.device_name,
         "tokens_per_s": facts.tokens_per_s,
         "mfu": facts.mfu,
@@ -203,8 +209,15 @@ def summarise(path: Path) -> dict[str, Any]:
         "seconds_left": left,
         "ended": run.end and (run.end.reason or "done"),
         "written": path.stat().st_mtime,
+        "said": _last_said(run),
         "spark": _spark(run),
     }
+
+
+def _last_said(run: RunLog) -> float | None:
+    """When the newest event happened, by its own word: a copy of a log is new, what it says is not."""
+    events: list[Event] = [*run.steps[-1:], *run.evals[-1:], *run.messages[-1:], run.header]
+    return max((event.time for event in events if event.time is not None), default=None)
 
 
 def _bits(loss: float, data: DataSaid) -> float | None:
@@ -217,21 +230,21 @@ def _bits(loss: float, data: DataSaid) -> float | None:
 def status(row: dict[str, Any], now: float, owner_lives: bool | None = None) -> str:
     """What the log's end says; without one, what its age and the process that holds the folder say.
 
-    A log of another program has no end line, so its age must do. A clock that was set back makes a log look as if it
-    came from the future: that is as old as one from the past.
+    A log of another program has neither an end line nor times, so its file's age must do. A clock that was set back makes
+    a log look as if it came from the future: that is as old as one from the past.
     """
     if row["ended"]:
         return ENDINGS.get(row["ended"], f"ended: {row['ended']}")
     patience = max(ALIVE_SECONDS, ALIVE_STEPS * (row["ms"] or 0) / 1000)
-    fresh = abs(now - row["written"]) < patience
+    age = max(abs(now - when) for when in (row["written"], row["said"]) if when is not None)
     if row["ours"]:
         # The process may be another machine's, where the folder is shared: a log that grows is alive all the same.
-        if not fresh or (owner_lives is False and abs(now - row["written"]) > patience / 4):
+        if age >= patience or (owner_lives is False and age > patience / 4):
             return "silent" if owner_lives else "crashed"
         return "running"
-    if fresh:
-        return "running"
-    return "finished" if row["max_iters"] and row["step"] >= row["max_iters"] - 1 else "no longer written"
+    if row["max_iters"] and row["step"] >= row["max_iters"] - 1:
+        return "finished"
+    return "running" if age < patience else "no longer written"
 
 
 def _spark(run: RunLog) -> list[float]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gptfit.compare.facts import RunFacts
 from gptfit.config.keys import TrainConfig
-from gptfit.logs.events import Eval, Message, Step
+from gptfit.logs.events import Eval, Sample, Step
 from gptfit.logs.runlog import RunLog
 from gptfit.schedule import learning_rate
 
@@ -91,10 +91,10 @@ def rounded(value: float | None) -> float | None:
     return value if value is None or isinstance(value, int) else float(f"{value:.{DIGITS}g}")
 
 
-def samples(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The latest samples, newest last: step and text."""
-    found = [message for message in messages if message.kind == "sample"]
-    return [{"step": message.step, "text": message.text or message.message} for message in found[-MOST_SAMPLES:]]
+def samples(made: Sequence[Sample]) -> list[dict[str, Any]]:
+    """The latest, newest last: those made while it trained, with their prompt, and those asked for afterwards."""
+    newest = sorted(made, key=lambda sample: sample.step)[-MOST_SAMPLES:]
+    return [{"step": sample.step, "prompt": sample.prompt, "text": sample.text} for sample in newest]
 
 
 def _evenly(count: int, most: int) -> list[int]:

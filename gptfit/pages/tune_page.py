@@ -13,12 +13,16 @@ from gptfit.pages.shell import standalone
 # Drawn by plotly in the page's own colours; `plots` is a list of {id, traces, layout}.
 SCRIPT = """
 const data = JSON.parse(document.getElementById("data").textContent);
-const ink = getComputedStyle(document.body).color;
+const style = getComputedStyle(document.body);
+const colour = (name) => style.getPropertyValue(name).trim();
+const axis = {gridcolor: colour("--grid"), zerolinecolor: colour("--line"), automargin: true};
 for (const plot of data.plots) {
   const layout = Object.assign({
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink, family: "inherit"},
-    margin: {l: 70, r: 20, t: 10, b: 45}, height: 320, legend: {orientation: "h", y: 1.12},
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: style.color, family: "inherit"},
+    colorway: [0, 1, 2, 3, 4, 5].map((i) => colour("--run-" + i)), height: 340,
+    margin: {l: 60, r: 20, t: 10, b: 45}, legend: {orientation: "h", x: 0, y: 1.02, yanchor: "bottom"},
   }, plot.layout);
+  for (const name of ["xaxis", "yaxis"]) layout[name] = Object.assign({}, axis, layout[name]);
   Plotly.newPlot(plot.id, plot.traces, layout, {displayModeBar: false, responsive: true});
 }
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gptfit import sane
@@ -14,61 +14,50 @@ from gptfit.measured import MOST, MeasuredDevice, Measurements
 from gptfit.plan import memory
 from gptfit.plan.grid import Grid, grid_from_json
 from gptfit.plan.resolve import Place, on_card
-from gptfit.plan.setting import Setting
+from gptfit.plan.setting import DTYPE_BYTES, Setting
 from gptfit.shape import ModelShape
 from gptfit.units import GIB
-
-WEIGHT_FLOPS = 6  # a token meets each weight of a block three times, two FLOPs each
-# What the second edition of the recipe adds to a block is known from its parts: products and look-ups of their size,
-# and multiplications per channel that take this share of what a block's small operations take (docs/formulas.md).
-EDITION_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Heap:
     """Bytes that the C library's heap holds for a byte that lives: it never gives back, and holes are left where
-    tensors of other sizes were. Fitted on 28 trials; none of their shapes is in bench/calibration.py."""
+    tensors of other sizes were. Fitted on 28 trials, the loss on 41 others (docs/formulas.md)."""
 
     eager_activations: float = 1.34
     compiled_activations: float = 1.25
     passing: float = 19.8  # float32 tensors of the residual stream's size that live for a moment in eager backward
-    logits: float = 1.4
-    head_copies: float = 4.7  # of the head's gradient, in float32
-    head_copies_16_bit: float = 1.3
+    # Copies of whole float32 logits. Three live. A head that is the embedding too has a gradient that waits for the end of
+    # backward, and keeps the holes on its two sides apart.
+    logits: float = 4.5
+    logits_tied: float = 7.0
+    # Copies of the head's gradient beside three of the logits, where that is more: few tokens, a wide model.
+    head: float = 1.5
+    head_tied: float = 4.7
+    logits_16_bit: float = 4.9  # of float32 logits
+    head_16_bit: float = 1.3
+    chunk: float = 1.4
     muon: float = 2.7  # Muon gathers the largest group of equal matrices, a third of them, and needs it eight times
 
 
 HEAP = Heap()
 MEMORY_ERROR = 0.13  # nine of ten shapes that were never run (docs/accuracy.md)
 # How many sizes each kind of grid depends on.
-AXES = {"products": 2, "attention": 2, "outside": 1, "head": 3, "weights": 1, "lookup": 1, "update": 1, "orthogonal": 1}
+AXES = {"blocks": 2, "attention": 2, "outside": 1, "head": 3, "lookup": 1, "update": 1, "orthogonal": 1}
+KINDS = ("cpu", "cuda", "mps")
 PER_UPDATE = ("update", "host")  # parts of a step that do not repeat with its micro-steps
+LIVING_LOGITS = 3  # the softmax, its gradient and that of the logits
 PASSES = 3  # one forward, two backward
-
-
-@dataclass(frozen=True)
-class BlockCost:
-    """What a block takes besides its products, its attention and its weights' gradients, and what it keeps."""
-
-    fixed_s: float
-    per_channel_s: float  # and token
-    per_weight_s: float  # which comes from memory, where a product timed by itself finds it in the caches
-    saved_bytes: float  # for backward, per token and channel
-
-    def seconds(self, channels: float, weights: float) -> float:
-        """Of one block and micro-step with so many channels times tokens."""
-        return self.fixed_s + self.per_channel_s * channels + self.per_weight_s * weights
 
 
 @dataclass(frozen=True)
 class Calibration:
     """What was timed on one device. Each grid is a cost per unit of work, by the sizes it depends on.
 
-    `products`   seconds per FLOP of a block's matrix products, by (tokens, width), for each number format
+    `blocks`     seconds per token and weight of a block without its attention, by (tokens, width); for each way to run
     `attention`  seconds per token, channel and position, forward and backward, by (positions, head size)
     `outside`    seconds per token and channel of what is in no block, by their number; for each architecture
     `head`       seconds per token, vocabulary entry and channel of the loss, by (tokens, width, vocabulary); whole and chunked
-    `weights`    seconds per weight and micro-step to copy it and to add to its gradient, by their number
     `lookup`     seconds per embedding weight and micro-step, by their number
     `update`     seconds per weight and update, by their number, for AdamW
     `orthogonal` seconds per matrix weight, channel and update that Muon takes, by width
@@ -77,9 +66,9 @@ class Calibration:
     device: str  # as torch names it, which is how measurements are keyed
     torch: str
     grids: Mapping[str, Grid]
-    kind: str = "cpu"  # cpu | cuda | mps
+    kind: str = "cpu"  # one of KINDS
     dtype: str = "float32"  # what 'auto' means there
-    blocks: Mapping[str, BlockCost] = field(default_factory=dict)  # by way to run
+    saved_bytes: Mapping[str, float] = field(default_factory=dict)  # for backward per token, channel and block, by way
     context_bytes: Mapping[str, float] = field(default_factory=dict)  # of a process without a model: eager, compiled
     micro_step_s: float = 0.0
     update_s: float = 0.0
@@ -91,7 +80,7 @@ class Calibration:
         return (
             uncounted(setting.shape) == _usual(setting.shape)
             and not setting.writes_scores
-            and way(setting) in self.blocks
+            and way(setting) in self.saved_bytes
             and (setting.matmul, setting.residual_dtype) == ("plain", "float32")
             and all(name in self.grids for name in _grids_of(setting))
             and ("compiled" if setting.compile else "eager") in self.context_bytes
@@ -104,7 +93,7 @@ class Calibration:
             "grids": {name: grid.as_json() for name, grid in self.grids.items()},
             "kind": self.kind,
             "dtype": self.dtype,
-            "blocks": {name: asdict(cost) for name, cost in self.blocks.items()},
+            "saved_bytes": dict(self.saved_bytes),
             "context_bytes": dict(self.context_bytes),
             "micro_step_s": self.micro_step_s,
             "update_s": self.update_s,
@@ -134,9 +123,9 @@ def calibration_from_json(values: Mapping[str, Any]) -> Calibration:
         device=sane.text(found["device"], "device", 300),
         torch=sane.text(found["torch"], "torch", 300),
         grids={name: _grid(name, grid) for name, grid in grids.items()},
-        kind=sane.text(found["kind"], "kind", 10),
-        dtype=sane.text(found["dtype"], "dtype", 20),
-        blocks={name: _block(name, cost) for name, cost in sane.mapping(found["blocks"], "blocks").items()},
+        kind=sane.choice(found["kind"], "kind", KINDS),
+        dtype=sane.choice(found["dtype"], "dtype", DTYPE_BYTES),
+        saved_bytes=_amounts(found, "saved_bytes"),
         micro_step_s=_amount(found, "micro_step_s"),
         update_s=_amount(found, "update_s"),
         context_bytes=_amounts(found, "context_bytes"),
@@ -152,11 +141,6 @@ def _grid(name: str, values: Any) -> Grid:
     if len(found.axes) != wanted:
         raise ValueError(f"{name} has {len(found.axes)} axes, not {wanted}")
     return found
-
-
-def _block(name: str, values: Any) -> BlockCost:
-    amounts = sane.mapping(values, name)
-    return BlockCost(**{one.name: _amount(amounts, one.name) for one in fields(BlockCost)})
 
 
 def _amount(values: Mapping[str, Any], name: str) -> float:
@@ -190,7 +174,7 @@ def place_of(calibration: Calibration) -> Place:
 
 
 def place_for(gpu: GPU | None, used_bytes: float | None, calibrated: Calibration | None) -> Place:
-    """A card of the table; without one this machine's CPU as it was calibrated, or any card that has enough."""
+    """A card of the table; without one this machine's CPU as it was calibrated, or as any is."""
     return place_of(calibrated) if calibrated is not None and gpu is None else on_card(gpu, used_bytes)
 
 
@@ -215,13 +199,13 @@ def as_gpu(calibration: Calibration) -> GPU:
 
 
 def way(setting: Setting) -> str:
-    """What the cost of a block's small operations depends on besides their number."""
+    """What the cost of a block depends on besides its size."""
     return f"{setting.shape.arch} {setting.dtype} {'compiled' if setting.compile else 'eager'}"
 
 
 def _grids_of(setting: Setting) -> Iterator[str]:
     dtype = setting.dtype
-    yield from (f"products {dtype}", f"attention {dtype}", f"weights {dtype}", "lookup", "update")
+    yield from (f"blocks {way(setting)}", f"attention {dtype}", "lookup", "update")
     yield f"outside {setting.shape.arch} {dtype}"
     yield f"head {dtype} {'chunked' if setting.chunked_loss else 'whole'}"
     if setting.optimizer == "muon":
@@ -233,20 +217,17 @@ def step_parts(setting: Setting, calibration: Calibration) -> dict[str, float]:
     grids, shape, dtype = calibration.grids, setting.shape, setting.dtype
     n, c = setting.micro_tokens, shape.n_embd
     again = 1 + 1 / PASSES if setting.checkpoint_activations else 1.0  # blocks run forward twice
-    in_blocks, embedded = block_weights(shape), looked_up(shape)
-    matmul = WEIGHT_FLOPS * n * in_blocks * grids[f"products {dtype}"].at(n, c) * again
+    blocks = n * block_weights(shape) * grids[f"blocks {way(setting)}"].at(n, c) * again
     attention = n * c * shape.block_size * shape.n_layer * again * attention_cost(setting, calibration)
-    more = EDITION_SHARE if uncounted(shape) != shape else 0.0
-    block = calibration.blocks[way(setting)].seconds(n * c, in_blocks / shape.n_layer) * (1 + more)
-    rest = block * shape.n_layer * again + n * c * grids[f"outside {shape.arch} {dtype}"].at(n * c)
-    weights = in_blocks * grids[f"weights {dtype}"].at(in_blocks) + embedded * grids["lookup"].at(embedded)
+    embedded = looked_up(shape)
+    outside = n * c * grids[f"outside {shape.arch} {dtype}"].at(n * c) + embedded * grids["lookup"].at(embedded)
     head = n * shape.vocab_size * head_cost(setting, calibration)
     micro_steps = setting.accumulation
     return {
-        "matmul": matmul * micro_steps,
+        "blocks": blocks * micro_steps,
         "attention": attention * micro_steps,
         "head and loss": head * micro_steps,
-        "memory traffic": (rest + weights) * micro_steps,
+        "outside": outside * micro_steps,
         "launches": calibration.micro_step_s * micro_steps,
         "update": update_seconds(setting, calibration),
         "host": calibration.update_s,
@@ -301,7 +282,7 @@ def memory_parts(setting: Setting, calibration: Calibration) -> dict[str, float]
         return {**parts, "workspace": parts["workspace"] - memory.FITTED.context_bytes + context}
     shape = setting.shape
     casts = 0.0 if setting.dtype == "float32" else 2.0 * (block_weights(shape) + shape.vocab_size * shape.n_embd)
-    activations, logits = _in_heap(setting, activation_bytes(setting, calibration), cpu_logit_bytes(setting))
+    activations, logits = _activations_in_heap(setting, calibration), _loss_in_heap(setting)
     in_update = HEAP.muon * 4.0 * block_weights(shape) if setting.optimizer == "muon" else 0.0
     return {
         "weights": 4.0 * shape.n_weights + casts,
@@ -324,28 +305,32 @@ def memory_of(setting: Setting, calibration: Calibration) -> memory.Memory:
     )
 
 
-def _in_heap(setting: Setting, activations: float, logits: float) -> tuple[float, float]:
-    """What the heap holds for them, and for what lives for a moment in backward; the loss is never compiled here."""
-    shape = setting.shape
-    passing = 0.0 if setting.compile else 4.0 * setting.micro_tokens * shape.n_embd * HEAP.passing
+def _activations_in_heap(setting: Setting, calibration: Calibration) -> float:
+    """What the heap holds for them, and for what lives for a moment in backward."""
+    passing = 0.0 if setting.compile else 4.0 * setting.micro_tokens * setting.shape.n_embd * HEAP.passing
     per_byte = HEAP.compiled_activations if setting.compile else HEAP.eager_activations
-    copies = HEAP.head_copies if setting.dtype == "float32" else HEAP.head_copies_16_bit
-    head = 4.0 * shape.vocab_size * shape.n_embd * copies
-    return activations * per_byte + passing, logits * HEAP.logits + head
+    return activation_bytes(setting, calibration) * per_byte + passing
+
+
+def _loss_in_heap(setting: Setting) -> float:
+    """Logits and the head's gradient; the loss is never compiled here."""
+    shape, tokens = setting.shape, setting.micro_tokens
+    head = 4.0 * shape.vocab_size * shape.n_embd
+    if setting.chunked_loss:  # a CPU's softmax works on a few rows at a time in chunks
+        rows = min(memory.FITTED.chunk_tokens, tokens)
+        copies = HEAP.head_tied if setting.dtype == "float32" else HEAP.head_16_bit
+        return rows * shape.vocab_size * setting.element_bytes * HEAP.chunk + head * copies
+    logits = 4.0 * tokens * shape.vocab_size
+    if setting.dtype != "float32":
+        return logits * HEAP.logits_16_bit + head * HEAP.head_16_bit
+    held, copies = (HEAP.logits_tied, HEAP.head_tied) if shape.is_tied else (HEAP.logits, HEAP.head)
+    return max(logits * held, LIVING_LOGITS * logits + head * copies)
 
 
 def activation_bytes(setting: Setting, calibration: Calibration) -> float:
     shape = setting.shape
     channels = setting.micro_tokens * shape.n_embd
-    per_block = calibration.blocks[way(setting)].saved_bytes * channels
+    per_block = calibration.saved_bytes[way(setting)] * channels
     if setting.checkpoint_activations:
         return 4.0 * channels * shape.n_layer + per_block
     return per_block * shape.n_layer
-
-
-def cpu_logit_bytes(setting: Setting) -> float:
-    """A CPU's softmax works on a few rows at a time in chunks; whole logits are there three times."""
-    tokens, width = setting.micro_tokens, setting.element_bytes
-    if setting.chunked_loss:
-        return min(memory.FITTED.chunk_tokens, tokens) * setting.shape.vocab_size * width
-    return tokens * setting.shape.vocab_size * (12.0 if width == 4 else 14.0)

@@ -9,12 +9,12 @@ from typing import Any
 from gptfit.config import recipe
 from gptfit.config.keys import TrainConfig
 from gptfit.gpus import GPU
-from gptfit.plan import defaults, memory
+from gptfit.plan import memory, usual_values
 from gptfit.plan.calibration import Calibration, memory_of, place_for
 from gptfit.plan.expected import block_parameters, expected_loss, nats_per_byte
 from gptfit.plan.loss import GPT2_BYTES_PER_TOKEN
 from gptfit.plan.many_epochs import keys_for_epochs
-from gptfit.plan.resolve import setting_of
+from gptfit.plan.resolve import in_nanogpt, setting_of
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Setting
 from gptfit.plan.speed import Speed
@@ -52,6 +52,8 @@ class Wish:
     only_nanogpt_keys: bool = False
     used_bytes: float | None = None
     calibrated: Calibration | None = None  # of the device that is in this machine
+    cpu_rate: Callable[[], float | None] | None = None  # times a product, where nothing else is known of a CPU
+    host_free_bytes: float | None = None  # of main memory
     dataset: str = ""  # what the config calls the data, where its name alone does not lead to it
     source: str = ""  # the file of text it is to be prepared from; empty where it is prepared
     column: str = "text"  # of that file
@@ -98,7 +100,7 @@ class Pace:
         """The fastest way that fits: whole logits if possible, then chunks, then checkpoints."""
         key = (shape, only_nanogpt_keys, compiled)
         if key not in self._fastest:
-            fitting = [found for way in self._ways(*key) if (found := self._largest(way, shape))]
+            fitting = [found for way in self._ways(*key) if (found := self._largest(way, shape, only_nanogpt_keys))]
             self._fastest[key] = max(fitting, key=lambda s: self.speed(s).tokens_per_s.value, default=None)
         return self._fastest[key]
 
@@ -119,7 +121,7 @@ class Pace:
         )
         return [TrainConfig.unchecked(**base.as_dict() | change) for change in changes]
 
-    def _largest(self, way: TrainConfig, shape: ModelShape) -> Setting | None:
+    def _largest(self, way: TrainConfig, shape: ModelShape, for_nanogpt: bool) -> Setting | None:
         """The micro-batch from the list that is fastest among those that fit: speed only rises with it, so the largest."""
         wish, keys = self._wish, way.as_dict()
         for micro_batch in MICRO_BATCHES:
@@ -128,10 +130,15 @@ class Pace:
             if wish.gpu is None:
                 if setting.micro_tokens <= CPU_MICRO_TOKENS or micro_batch == 1:
                     return setting
-            # A proposal should fit even where the estimate is at its upper end.
-            elif _memory(wish, setting).device.high <= memory.usable_bytes(wish.gpu, wish.used_bytes):
+            # A proposal should fit even where the estimate is at its upper end; one for nanoGPT in nanoGPT's own code.
+            elif fits_surely(wish, in_nanogpt(setting) if for_nanogpt else setting):
                 return setting
         return None
+
+
+def fits_surely(wish: Wish, setting: Setting) -> bool:
+    """On the card of the wish, also at the upper end of the estimate."""
+    return wish.gpu is None or _memory(wish, setting).device.high <= memory.usable_bytes(wish.gpu, wish.used_bytes)
 
 
 def candidates(wish: Wish, pace: Pace) -> list[PlannedRun]:
@@ -189,10 +196,7 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
     most, shape = epochs * wish.data.tokens.value, setting.shape
     tokens = min(most, _tokens_in_time(wish, setting, pace))
     # The step is sized for the run's length, which the speed of that step decides: once around is enough.
-    least = recipe.LEAST_TOKENS_PER_STEP if wish.gpu else recipe.LEAST_ON_A_CPU
-    is_modern = shape.arch == "modern"
-    usual = recipe.tokens_per_step(tokens, least) if is_modern else defaults.tokens_per_step(shape.parameters, tokens)
-    setting = _with_step(setting, min(usual, int(tokens / least_iters)))
+    setting = _with_step(setting, min(_usual_step(wish, shape, tokens), int(tokens / least_iters)))
     tokens = min(most, _tokens_in_time(wish, setting, pace))
     if tokens < 0.9 * least_iters * setting.tokens_per_step:
         return None
@@ -202,6 +206,15 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
         return None
     seconds = tokens / pace.speed(setting).tokens_per_s.value
     return PlannedRun(setting, wish.data, tokens, seconds, nats_per_byte(expected))
+
+
+def _usual_step(wish: Wish, shape: ModelShape, tokens: float) -> int:
+    """Tokens per step of a run of so many."""
+    if shape.arch == "modern":
+        least = recipe.least_tokens_per_step(shape.n_embd, shape.vocab_size, is_cpu=wish.gpu is None)
+        return recipe.tokens_per_step(tokens, least)
+    least = usual_values.LEAST_TOKENS_PER_STEP if wish.gpu else usual_values.LEAST_ON_A_CPU
+    return usual_values.tokens_per_step(shape.parameters, tokens, least)
 
 
 def _memory(wish: Wish, setting: Setting) -> memory.Memory:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gptfit.config import recipe
 from gptfit.config.keys import find_warnings
 from gptfit.config.start_model import RELEASED, is_pretrained, known_shape
 from gptfit.errors import Problem
-from gptfit.plan import defaults, formats, loss, memory
+from gptfit.plan import formats, loss, memory, usual_values
 from gptfit.plan.claims import wrong_claims
 from gptfit.plan.host import host_problem
+from gptfit.plan.resolve import in_nanogpt
 from gptfit.plan.result import Plan
 from gptfit.plan.setting import Setting
 from gptfit.schedule import usual_warmup
-from gptfit.units import GIB, count, gib, percent, si, times
+from gptfit.units import GIB, count, duration, gib, percent, si, times
+
+if TYPE_CHECKING:
+    from gptfit.plan.ladder import Way
 
 EVAL_LIMIT = 0.10  # of the run's time
 REGULAR_EPOCH_LIMIT = 30.0  # with dropout: nanoGPT's shakespeare_char is at its best after 28
 EPOCH_LIMIT = 4.0  # Muennighoff et al. (2023): up to four epochs are worth nearly as much as fresh data
 LEAST_TOKENS_PER_PARAMETER = 5.0
+SMALLER_IS_BETTER = "a smaller model would reach a lower loss"
 WARMUP_LIMIT = 0.10
 # A few steps are a smoke test, not a run whose horizon or batch should be judged.
 SMOKE_TEST_ITERS = 200
@@ -44,12 +49,13 @@ def check(plan: Plan, cannot_start: Sequence[Problem], texts: Sequence[str] = ()
 
 
 def _fit(plan: Plan) -> Iterator[Problem]:
-    if plan.fits is not False or plan.memory is None or plan.usable_bytes is None or plan.gpu is None:
+    if plan.fits is not False or plan.memory is None or plan.usable_bytes is None:
         return
     needs, has = gib(plan.memory.device.value), gib(max(0.0, plan.usable_bytes))
-    message = f"needs about {needs} where {plan.gpu.name} has {has} free: out of memory"
+    where = plan.gpu.name if plan.gpu else "this machine"
+    message = f"needs about {needs} where {where} has {has} free: out of memory"
     key = "init_from" if is_pretrained(plan.config) and not plan.largest_micro_batch else "batch_size"
-    yield Problem("error", key, message, _remedy(plan), _way_up(plan))
+    yield Problem("error", key, message, _remedy(plan), way_up(plan))
 
 
 def _host(plan: Plan) -> Iterator[Problem]:
@@ -66,15 +72,27 @@ def _remedy(plan: Plan) -> str:
         words = [f"{key} = {value!r}" for key, value in way.keys.items() if key != "batch_size"]
         words.append(f"batch_size = {way.setting.micro_batch} with gradient_accumulation_steps = {steps}")
         host = f" and {gib(way.host_bytes)} of host memory" if way.host_bytes else ""
-        speed = f", {si(way.tokens_per_s)} tokens/s" if way.tokens_per_s else ""
-        return f"{', '.join(words)}, the same tokens per step: {gib(way.device_bytes)}{host}{speed}"
+        chance = "" if way.is_sure else f" ({percent(way.fit_chance)} likely to fit)"
+        needs = f"{gib(way.device.value)}{chance}{host}"
+        return f"{', '.join(words)}, the same tokens per step: {needs}{_pace(plan, way)}"
     if is_pretrained(plan.config):
         return _smaller_start(plan, setting, plan.usable_bytes or 0.0)
+    if plan.gpu is None:
+        return "a smaller batch_size or model (n_layer, n_embd), or end other programs"
     short = ladder.missing if ladder else "nothing helps"
     return f"a smaller model (n_layer, n_embd) or a larger card; {short}"
 
 
-def _way_up(plan: Plan) -> dict[str, Any]:
+def _pace(plan: Plan, way: Way) -> str:
+    """How fast that way is and how long the run takes with it, evaluations left aside."""
+    if not way.tokens_per_s:
+        return ""
+    steps = 0 if plan.config.eval_only else plan.config.max_iters
+    seconds = steps * way.setting.tokens_per_step / way.tokens_per_s
+    return f", {si(way.tokens_per_s)} tokens/s" + (f", {duration(seconds)} of training" if seconds else "")
+
+
+def way_up(plan: Plan) -> dict[str, Any]:
     """The keys of that way, the accumulation that keeps the tokens per step among them."""
     way = plan.ladder.way if plan.ladder else None
     if way is None:
@@ -97,18 +115,21 @@ def _same_step(setting: Setting, largest: int) -> str:
 
 
 def _in_nanogpt(plan: Plan) -> Iterator[Problem]:
-    """`chunked_loss = 'auto'` makes some configs fit that nanoGPT, with its whole logits, cannot run."""
+    """Some configs fit here that nanoGPT cannot run: it computes the loss whole and returns its logits to the loop."""
     setting, gpu, usable = plan.setting, plan.gpu, plan.usable_bytes
-    decided = plan.config.chunked_loss == "auto" and plan.config.arch == "gpt2"
-    if setting is None or gpu is None or usable is None or not (decided and setting.chunked_loss and plan.fits):
+    is_shared = plan.config.chunked_loss == "auto" and plan.config.arch == "gpt2"  # a config that nanoGPT could run
+    if setting is None or gpu is None or usable is None or not (is_shared and plan.fits):
         return
-    whole = replace(setting, chunked_loss=False)
+    whole = in_nanogpt(setting)
     needs = memory.predict(whole).device.value
+    if needs <= usable:
+        return
     there = _same_step(whole, memory.largest_micro_batch(whole, gpu, gpu.vram_gib * GIB - usable))
+    here = "the loss is computed in chunks" if setting.chunked_loss else "the model returns its loss alone"
     yield Problem(
         "warning",
         "chunked_loss",
-        f"the loss is computed in chunks; nanoGPT computes it whole, which needs about {gib(needs)}: out of memory",
+        f"{here}; nanoGPT computes it whole and returns the logits, which needs about {gib(needs)}: out of memory",
         f"nothing here; in nanoGPT {there or 'a smaller model'}",
     )
 
@@ -203,9 +224,10 @@ def _matmul(plan: Plan) -> Iterator[Problem]:
 
 
 def _step(plan: Plan) -> Iterator[Problem]:
-    low, high = defaults.usual_tokens_per_step(plan.shape.parameters)
+    low, high = usual_values.usual_tokens_per_step(plan.shape.parameters)
     if plan.shape.arch == "modern":
-        low = min(low, recipe.tokens_per_step(plan.tokens))  # what the recipe itself would take
+        least = recipe.least_tokens_per_step(plan.shape.n_embd, plan.shape.vocab_size, plan.gpu is None)
+        low = min(low, recipe.tokens_per_step(plan.tokens, least))  # what the recipe itself would take
     tokens = plan.tokens_per_step
     if plan.config.max_iters <= SMOKE_TEST_ITERS or low <= tokens <= high or plan.shape.parameters < 20e6:
         return
@@ -215,7 +237,7 @@ def _step(plan: Plan) -> Iterator[Problem]:
         "warning",
         key,
         f"{count(tokens)} tokens per step is {side} for {si(plan.shape.parameters)} parameters",
-        f"use about {count(defaults.tokens_per_step(plan.shape.parameters, plan.tokens))}",
+        f"use about {count(usual_values.tokens_per_step(plan.shape.parameters, plan.tokens))}",
     )
 
 
@@ -246,15 +268,15 @@ def _rate(plan: Plan) -> Iterator[Problem]:
     if plan.config.optimizer == "muon":
         yield from _muon_rate(rate)
         return
-    low, high = defaults.usual_learning_rate(parameters)
+    low, high = usual_values.usual_learning_rate(parameters)
     if not low <= rate <= high:
         side = "below" if rate < low else "above"
         yield Problem(
             "warning",
             "learning_rate",
             f"learning_rate {rate:g} is far {side} the usual for {si(parameters)} parameters",
-            f"use about {defaults.learning_rate(parameters):g}",
-            {"learning_rate": defaults.learning_rate(parameters)},
+            f"use about {usual_values.learning_rate(parameters):g}",
+            {"learning_rate": usual_values.learning_rate(parameters)},
         )
 
 
@@ -314,8 +336,8 @@ def _data(plan: Plan) -> Iterator[Problem]:
         yield Problem(
             "warning",
             "max_iters",
-            f"{tokens / parameters:.1f} tokens per parameter: a smaller model would reach a lower loss",
-            f"about {si(defaults.optimal_tokens(plan.shape))} tokens are worth their time",
+            f"{tokens / parameters:.1f} tokens per parameter: {SMALLER_IS_BETTER}",
+            f"about {si(usual_values.optimal_tokens(plan.shape))} tokens are worth their time",
         )
     if plan.config.dropout > 0 and plan.epochs and plan.epochs.value <= 1:
         message = f"dropout {plan.config.dropout:g} on data seen at most once only slows learning"

@@ -15,6 +15,7 @@ from gptfit.units import si
 CLAIM = re.compile(r"(?<![\w.])(\d{1,4}(?:\.\d+)?)\s?([MmBb])(?:illion)?(?![\w.]\w)(?!\w)")
 ABOUT_DATA = re.compile(r"tok|byte|word|doc|row|step|iter|web|edu|data|corpus|batch", re.IGNORECASE)
 TOLERANCE = 0.15  # people say 125M for 124.4M and 350M for 354M
+OF_A_VOCABULARY = re.compile(r"vocabulary ([\d,]+)")  # as our own comments have it
 NAMES = ("wandb_run_name", "out_dir")
 
 
@@ -31,6 +32,9 @@ def wrong_claims(config: TrainConfig, shape: ModelShape, texts: Sequence[str]) -
                     yield key, _message(f"{key} {name!r} says {claim}", shape), "rename it or change the shape"
     for text in texts:
         for comment in _comments(text):
+            said = OF_A_VOCABULARY.search(comment)
+            if said and said[1].rstrip(",") != f"{shape.vocab_size:,}":
+                continue  # true of the vocabulary it names, and the data has another
             for claim, size in _claims(comment, around=24):
                 if _differs(size, shape) and claim not in seen:
                     seen.add(claim)

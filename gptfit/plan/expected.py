@@ -10,7 +10,7 @@ from gptfit.estimate import Estimate
 from gptfit.measured import MeasuredLoss
 from gptfit.plan import loss, small_loss
 from gptfit.plan.loss import Loss
-from gptfit.plan.overfitting import USUAL_DECAY, penalty
+from gptfit.plan.repeat_penalty import USUAL_DECAY, penalty
 from gptfit.plan.result import DataFacts
 from gptfit.shape import ModelShape
 
@@ -54,7 +54,7 @@ def expected_loss(
     chosen = _blend(small, published, share) if published else small
     e = chosen.loss
     guessing = max(0.0, math.log(shape.vocab_size) - e.value)  # what is learned by heart ends no worse than that
-    extra = min(guessing, penalty(block_parameters(shape), tokens, unique, weight_decay))
+    extra = min(guessing, penalty(shape.parameters, tokens, unique, weight_decay))
     chosen = replace(chosen, loss=replace(e, value=e.value + extra, low=e.low + extra, high=e.high + extra))
     return replace(chosen, bits_per_byte=chosen.loss.map(1 / (bytes_per_token * math.log(2))))
 

@@ -6,15 +6,17 @@ taken only where the others do not suffice. Bytes are plan/memory.py's and secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
+from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
-from gptfit.plan import memory, speed
+from gptfit.plan import memory, several, speed
 from gptfit.plan.host import host_problem
+from gptfit.plan.resolve import Place, decided
 from gptfit.plan.setting import Setting
 from gptfit.units import GIB, gib
 
@@ -32,6 +34,8 @@ class Rung:
         return f"{self.key}={self.value}"
 
 
+Rate = Callable[[Setting], float | None]
+
 # In the order of what they cost.
 RUNGS = (
     Rung("chunked_loss", True, True),
@@ -42,6 +46,9 @@ RUNGS = (
     Rung("optimizer_device", "cpu", True),
     Rung("embedding_device", "cpu", True),
 )
+# Several processes take neither 16-bit gradients nor tables in host memory (config/check.py), but can divide the model.
+ALONE_ONLY = ("gradient_dtype", "embedding_device")
+DIVIDED = Rung("parallel", "fsdp", True)
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,19 @@ class Way:
 
     rungs: tuple[Rung, ...]
     setting: Setting
-    device_bytes: float
-    host_bytes: float
+    device: Estimate  # bytes
+    usable_bytes: float
+    host_bytes: float  # of a machine
     tokens_per_s: float | None
+
+    @property
+    def is_sure(self) -> bool:
+        """It fits at the upper end of what it may need."""
+        return self.device.high <= self.usable_bytes
+
+    @property
+    def fit_chance(self) -> float:
+        return memory.fit_chance(self.device, self.usable_bytes)
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -84,7 +101,7 @@ class Ladder:
     @cached_property
     def missing_bytes(self) -> float:
         """What is short with every rung and a micro-batch of 1."""
-        least = _climbed(replace(self.setting, micro_batch=1), _all_rungs(self.setting))
+        least = _summing(_climbed(replace(self.setting, micro_batch=1), _all_rungs(self.setting)))[-1]
         return max(0.0, memory.predict(least).device.value - self.usable_bytes)
 
     @property
@@ -101,54 +118,112 @@ class Ladder:
             for s in self.steps
         ]
         way = self.way
-        found = way and {"keys": way.keys, "device_gib": way.device_bytes / GIB, "host_gib": way.host_bytes / GIB,
+        found = way and {"keys": way.keys, "device_gib": way.device.value / GIB,
+                         "fit_chance": way.fit_chance, "host_gib": way.host_bytes / GIB,
                          "tokens_per_s": way.tokens_per_s}  # fmt: skip
         return {"rungs": steps, "way": found, "missing_gib": 0.0 if way else self.missing_bytes / GIB}
 
 
-def climb(setting: Setting, gpu: GPU | None, usable_bytes: float, host_free_bytes: float | None = None) -> Ladder:
-    """Every combination of rungs with the largest micro-batches that fit, the fastest exact one first."""
-    steps = tuple(_step(setting, rung, gpu, usable_bytes) for rung in _rungs(setting))
-    ways = [way for way in _ways(setting, gpu, usable_bytes) if not host_problem(way.setting, host_free_bytes)]
-    best = min(ways, key=_preference) if ways else None
+def climb(
+    setting: Setting,
+    gpu: GPU | None,
+    usable_bytes: float,
+    host_free_bytes: float | None = None,
+    cards: Sequence[GPU] = (),
+    loss_is_open: bool = False,
+) -> Ladder:
+    """Every combination of rungs with the largest micro-batches that fit, the fastest exact one first.
+
+    `cards`: one per process, where they are unlike; `gpu` is the one with the least memory.
+    `loss_is_open`: the config leaves chunked_loss to 'auto', so that logits are whole again where a smaller micro-batch,
+    or another rung, makes room for them.
+    """
+    rate = _rate_on(gpu, cards)
+    whole = replace(setting, chunked_loss=False) if loss_is_open else setting
+    steps = tuple(
+        _step(whole if rung.key == "chunked_loss" else setting, rung, rate, usable_bytes) for rung in _rungs(setting)
+    )
+    best = _best(whole, rate, usable_bytes, host_free_bytes, loss_is_open)
     return Ladder(setting, gpu, usable_bytes, steps, best, host_free_bytes)
 
 
-def _preference(way: Way) -> tuple[int, float, int]:
-    """As little rounding as possible, then speed, then as few keys as possible."""
-    rounding = sum(not rung.is_exact for rung in way.rungs)
-    return rounding, -(way.tokens_per_s or way.setting.micro_batch), len(way.rungs)
+def _rate_on(gpu: GPU | None, cards: Sequence[GPU]) -> Rate:
+    """Tokens per second of all cards together."""
+
+    def rate(setting: Setting) -> float | None:
+        if len(set(cards)) > 1:
+            found = several.unlike(setting, cards)
+            return found[0].tokens_per_s.value if found else None
+        predicted = speed.predict(setting, gpu) if gpu else None
+        return predicted.tokens_per_s.value if predicted else None
+
+    return rate
 
 
-def _ways(setting: Setting, gpu: GPU | None, usable_bytes: float) -> Iterator[Way]:
+def _best(
+    setting: Setting, rate: Rate, usable_bytes: float, host_free_bytes: float | None, loss_is_open: bool
+) -> Way | None:
+    """What surely fits with as little rounding as possible; more of it is not even tried where less suffices."""
+    likely: Way | None = None
+    for _, chosen in groupby(sorted(_sets(setting), key=_rounding), key=_rounding):
+        ways = (way for rungs in chosen for way in _ways(setting, rungs, rate, usable_bytes, loss_is_open))
+        fitting = [way for way in ways if not host_problem(way.setting, host_free_bytes)]
+        best = min(fitting, key=_preference, default=None)
+        if best and best.is_sure:
+            return best
+        likely = likely or best
+    return likely
+
+
+def _rounding(rungs: tuple[Rung, ...]) -> int:
+    return sum(not rung.is_exact for rung in rungs)
+
+
+def _preference(way: Way) -> tuple[bool, float, int]:
+    """What surely fits, then speed, then as few keys as possible."""
+    return not way.is_sure, -(way.tokens_per_s or way.setting.micro_batch), len(way.rungs)
+
+
+def _sets(setting: Setting) -> Iterator[tuple[Rung, ...]]:
+    """Every combination of rungs that are not taken yet."""
     options: dict[str, list[Rung | None]] = {}
     for rung in _rungs(setting):
         if getattr(setting, rung.key) != rung.value:
             options.setdefault(rung.key, [None]).append(rung)
     for chosen in product(*options.values()):
-        rungs = tuple(rung for rung in chosen if rung is not None)
-        way = _way(_climbed(setting, rungs), rungs, gpu, usable_bytes)
-        if way is not None:
-            yield way
+        yield tuple(rung for rung in chosen if rung is not None)
 
 
-def _way(setting: Setting, rungs: tuple[Rung, ...], gpu: GPU | None, usable_bytes: float) -> Way | None:
-    """With the largest micro-batch that fits and divides the step; beyond the one asked for nothing is gained."""
+def _summing(setting: Setting) -> tuple[Setting, ...]:
+    """A divided model sums its gradients late, where there is room for whole ones, or early: a run finds out itself."""
+    return tuple(replace(setting, sums_late=late) for late in ((True, False) if setting.is_sharded else (True,)))
+
+
+def _ways(
+    setting: Setting, rungs: tuple[Rung, ...], rate: Rate, usable_bytes: float, loss_is_open: bool
+) -> Iterator[Way]:
+    """With micro-batches that fit and divide the step, down from the one asked for to the first that surely does.
+
+    Each as its config would be read; one that makes do with less room than others is no reason to stop.
+    """
+    climbed, place = _climbed(setting, rungs), Place(free_bytes=usable_bytes - memory.FITTED.context_bytes)
+    loss = "auto" if loss_is_open and not climbed.chunked_loss else climbed.chunked_loss
     rows = setting.micro_batch * setting.accumulation
     for batch in (b for b in range(setting.micro_batch, 0, -1) if rows % b == 0):
-        tried = replace(setting, micro_batch=batch, accumulation=rows // batch)
-        needed = memory.predict(tried).device.value
-        if needed <= usable_bytes:
-            found = speed.predict(tried, gpu) if gpu else None
-            return Way(rungs, tried, needed, memory.host_bytes(tried), found.tokens_per_s.value if found else None)
-    return None
+        tried = decided(replace(climbed, micro_batch=batch, accumulation=rows // batch), loss, place)
+        needed = memory.predict(tried).device
+        if needed.value <= usable_bytes:
+            yield Way(rungs, tried, needed, usable_bytes, memory.machine_host_bytes(tried), rate(tried))
+        if needed.high <= usable_bytes and tried.sums_late and tried.chunked_loss == climbed.chunked_loss:
+            return
 
 
-def _step(setting: Setting, rung: Rung, gpu: GPU | None, usable_bytes: float) -> RungEffect:
-    climbed = _climbed(setting, (rung,))
-    before, after = memory.predict(setting).device.value, memory.predict(climbed).device.value
-    plain, slowed = (speed.predict(s, gpu) if gpu else None for s in (setting, climbed))
-    cost = slowed.ms_per_step.value / plain.ms_per_step.value - 1 if plain and slowed else None
+def _step(setting: Setting, rung: Rung, rate: Rate, usable_bytes: float) -> RungEffect:
+    ways = {memory.predict(climbed).device.value: climbed for climbed in _summing(_climbed(setting, (rung,)))}
+    before, after = memory.predict(setting).device.value, next((n for n in ways if n <= usable_bytes), min(ways))
+    climbed = ways[after]
+    plain, slowed = rate(setting), rate(climbed)
+    cost = plain / slowed - 1 if plain and slowed else None
     return RungEffect(rung, before - after, cost, after <= usable_bytes)
 
 
@@ -158,8 +233,14 @@ def _climbed(setting: Setting, rungs: tuple[Rung, ...]) -> Setting:
 
 
 def _rungs(setting: Setting) -> tuple[Rung, ...]:
-    """What looks ahead needs its state in every step, as it is."""
-    return tuple(rung for rung in RUNGS if not setting.lookahead or not rung.key.startswith("optimizer_"))
+    """nanoGPT has none. What looks ahead needs its state in every step, as it is."""
+    if setting.logits == "returned":
+        return ()
+    rungs = RUNGS
+    if setting.processes > 1:
+        together = () if setting.matmul == "fp8" else (DIVIDED,)
+        rungs = (*(rung for rung in RUNGS if rung.key not in ALONE_ONLY), *together)
+    return tuple(rung for rung in rungs if not setting.lookahead or not rung.key.startswith("optimizer_"))
 
 
 def _all_rungs(setting: Setting) -> tuple[Rung, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gptfit.gpus import GPU
 from gptfit.plan.holding import GRADIENT_BYTES, WEIGHT_BYTES, unit_sizes
-from gptfit.plan.rates import is_hbm
+from gptfit.plan.matmul_rate import is_hbm
 from gptfit.plan.setting import Setting
 
 UPDATE_BYTES = 2  # Muon's finished updates

@@ -28,13 +28,19 @@ UNKNOWN_OFFSET = 0.12  # web text of unknown kind: the middle of the above witho
 # How many plain tokens one token of a better recipe is worth; from the modded-nanogpt and track-3 rows (formulas.md).
 MODERN_ARCH_TOKENS = 2.1
 MUON_TOKENS = 1.45
-# Tables of values on alternate layers: what is looked up counts less than what is multiplied with, and the recipe they
-# come with is worth tokens of its own. From nanochat's d12 and d20 (tests/losses_nanochat.csv, formulas.md).
-TABLE_SHARE = 0.7
-TABLE_TOKENS = 1.25
-TABLE_RATIO = 1.4  # tables over parameters from which they have that worth: d12 has 1.9, d20 1.4
+# nanochat's recipe, with tables of values on alternate layers: what is looked up counts less than what is multiplied with,
+# its tokens are worth more, its floor is higher, and a model of many parameters for its tokens is not yet learned. From
+# nanochat's d12 and d20 and its iso-FLOP optima (tests/losses_nanochat.csv, tests/losses.csv, formulas.md).
+TABLE_SHARE = 0.24
+TABLE_TOKENS = 4.0
+TABLE_FLOOR = 0.093
+FEW_TOKENS, FEW_FROM = 0.43, 1.3  # nats, and the parameters per token from which they are felt
+TABLE_RATIO = 0.9  # tables over parameters from which a model is of that recipe: d12 has 1.9, d32 0.96
 TABLES_FROM = 100e6  # parameters; nothing is published of tables that outweigh a smaller model
-TABLE_WIDTH = 0.12  # the largest error of those 12 points is 0.10
+TABLE_WIDTH, OTHER_TEXT_WIDTH = 0.06, 0.16  # the largest error of the 12 points on FineWeb is 0.02; 0.15 on FineWeb-Edu
+# The largest model and the most parameters per token in the fit, and the width for each e-fold beyond them.
+FITTED_PARAMETERS, WIDTH_PER_EFOLD = 460e6, 0.04
+FITTED_PER_TOKEN, WIDTH_PER_EFOLD_FEWER = 2.3, 0.25
 
 GPT2_VOCABULARY = 50_304  # with nanoGPT's padding
 GPT2_BYTES_PER_TOKEN = 4.65  # FineWeb-Edu, GPT-2 BPE; other tokenizers are converted through bytes
@@ -74,13 +80,14 @@ def predict(
     unique = min(tokens, unique_tokens or tokens)
     if parameters < LEAST_PARAMETERS or unique * scale < LEAST_TOKENS:
         return None
-    counted, worth = tables_effect(parameters, value_tables)
-    value = token_value(arch, optimizer) * worth
-    law = law_loss(parameters + counted, tokens * scale, unique * scale, value)
+    law = recipe_loss(parameters, tokens * scale, unique * scale, arch, optimizer, value_tables)
     offset, basis, sentence = _offset(dataset, own_runs, scale)
     new_recipe = arch == "modern" or optimizer == "muon"
-    is_known = dataset_kind(dataset) is not None
-    below, above = half_widths(parameters, tokens * scale, is_known, new_recipe, worth == TABLE_TOKENS)
+    kind = dataset_kind(dataset)
+    if kind and tables_part(parameters, value_tables) == 1.0 and tokens * scale >= 0.2e9:
+        below = above = tables_width(parameters, tokens * scale, kind)
+    else:
+        below, above = half_widths(parameters, tokens * scale, kind is not None, new_recipe)
     if basis == "measured":
         below, above = min(below, 0.08), min(above, 0.08)
     value = law + offset
@@ -129,21 +136,36 @@ def token_value(arch: str, optimizer: str) -> float:
     return (MODERN_ARCH_TOKENS if arch == "modern" else 1.0) * (MUON_TOKENS if optimizer == "muon" else 1.0)
 
 
-def tables_effect(parameters: float, value_tables: float) -> tuple[float, float]:
-    """What value tables add to the law's N, and how many tokens one is worth with them."""
-    if parameters < TABLES_FROM:
-        return 0.0, 1.0
-    share = min(1.0, value_tables / (TABLE_RATIO * parameters))
-    return TABLE_SHARE * value_tables, 1 + (TABLE_TOKENS - 1) * share
+def recipe_loss(
+    parameters: float, tokens: float, unique_tokens: float, arch: str, optimizer: str, value_tables: float = 0
+) -> float:
+    """The law for this recipe, before the data's offset; between two recipes where tables are few."""
+    value = token_value(arch, optimizer)
+    plain = law_loss(parameters, tokens, unique_tokens, value)
+    part = tables_part(parameters, value_tables)
+    if not part:
+        return plain
+    counted = parameters + TABLE_SHARE * value_tables
+    few = FEW_TOKENS * math.log1p(parameters / FEW_FROM / effective_tokens(tokens, min(tokens, unique_tokens)))
+    tables = law_loss(counted, tokens, unique_tokens, value * TABLE_TOKENS) + TABLE_FLOOR + few
+    return plain + part * (tables - plain)
 
 
-def half_widths(
-    parameters: float, tokens: float, known: bool = True, new_recipe: bool = False, has_tables: bool = False
-) -> tuple[float, float]:
+def tables_part(parameters: float, value_tables: float) -> float:
+    """How far a model is of the recipe with value tables, from 0 to 1."""
+    return min(1.0, value_tables / (TABLE_RATIO * parameters)) if parameters >= TABLES_FROM else 0.0
+
+
+def tables_width(parameters: float, tokens: float, kind: str) -> float:
+    """Half of the range for the recipe with value tables; wider for models and horizons beyond those published."""
+    larger = math.log(max(1.0, parameters / FITTED_PARAMETERS))
+    fewer = math.log(max(1.0, parameters / tokens / FITTED_PER_TOKEN))
+    width = TABLE_WIDTH if kind == "fineweb" else OTHER_TEXT_WIDTH
+    return width + WIDTH_PER_EFOLD * larger + WIDTH_PER_EFOLD_FEWER * fewer
+
+
+def half_widths(parameters: float, tokens: float, known: bool = True, new_recipe: bool = False) -> tuple[float, float]:
     """How far below and above nine of ten published points lie; wider where the law is weak."""
-    if has_tables and known and parameters >= 100e6 and tokens >= 0.2e9:
-        # Published down to there; with less than a token per parameter a larger model is no longer a better one.
-        return TABLE_WIDTH, TABLE_WIDTH + (0.08 if tokens < parameters else 0.0)
     width = 0.13
     if parameters < 100e6:
         width += 0.05

@@ -37,9 +37,8 @@ class MemoryConstants:
     block_bytes_modern: float = 42.0
     # Outside the blocks at the peak of compiled code: the embedding, the last norm and the gradient before it.
     outside_bytes: float = 8.0
-    # The same block eagerly, counted by torch's tracker (bench/memory.py) from 2 to 4 layers: norms, rotary and
-    # activation keep their own. All blocks together keep 42 less, which a deep model does not notice.
-    block_bytes_modern_eager: float = 71.0
+    # The same block eagerly, counted by torch's tracker (bench/memory.py) at 24 layers: norms and rotary keep their own.
+    block_bytes_modern_eager: float = 53.0
     # With checkpoint_activations='wide': the block's float32 input (4) and, in 16 bits, the results of its products:
     # queries, keys and values (6), attention (2), its projection (2), the MLP's wide layer (8) and its projection (2).
     wide_bytes: float = 24.0
@@ -166,7 +165,7 @@ def logit_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
     if setting.compile:
         # With them the head's gradient, before it is widened.
         one = setting.element_bytes * tokens * shape.vocab_size
-        return LOGIT_TENSORS[setting.way_of_logits] * one + setting.element_bytes * shape.vocab_size * shape.n_embd
+        return LOGIT_TENSORS[setting.logits] * one + setting.element_bytes * shape.vocab_size * shape.n_embd
     # In float32 the logits themselves are twice as wide.
     per_logit = constants.logit_bytes_eager + (2 if setting.dtype == "float32" else 0)
     if setting.logits == "replaced":  # a model that returns a loss does not keep them beside their gradient
@@ -209,11 +208,20 @@ def kept_state_bytes(setting: Setting, number_format: str | None = None) -> floa
 
 
 def host_bytes(setting: Setting) -> float:
-    """What the ladder's last rungs keep in host memory between updates: state, and weights with their gradients."""
+    """What the ladder's last rungs keep in host memory between updates: state, and weights with their gradients.
+
+    Of one process; a divided model's is divided, too.
+    """
     away = {kind: size for kind, size in setting.shape.sizes.items() if is_on_host(setting, kind)}
     streamed = setting.shape.sizes if setting.optimizer_device == "cpu" else away
     tables = (WEIGHT_BYTES + GRADIENT_BYTES) * float(host_weights(setting))
-    return tables + _kept_bytes(setting, streamed, setting.optimizer_state)
+    whole = tables + _kept_bytes(setting, streamed, setting.optimizer_state)
+    return whole / setting.processes if setting.is_sharded else whole
+
+
+def machine_host_bytes(setting: Setting) -> float:
+    """That of all processes of one machine, which share its main memory."""
+    return host_bytes(setting) * setting.processes_per_machine
 
 
 def _kept_bytes(setting: Setting, sizes: Mapping[Kind, int], number_format: str) -> float:
@@ -227,6 +235,12 @@ def usable_bytes(gpu: GPU, used_bytes: float | None = None) -> float:
     if used_bytes is not None:
         return total - max(used_bytes, HEADLESS_BYTES)
     return total - (min(DESKTOP_BYTES, DESKTOP_SHARE * total) if gpu.is_geforce else HEADLESS_BYTES)
+
+
+def fit_chance(needs: Estimate, usable_bytes: float) -> float:
+    """How likely the memory is enough: its range holds nine of ten cases, so its ends are 1.645 sigma away."""
+    sigma = max(1.0, (needs.high - needs.low) / (2 * 1.645))
+    return 0.5 * (1 + math.erf((usable_bytes - needs.value) / (sigma * math.sqrt(2))))  # the normal distribution
 
 
 def fits(setting: Setting, gpu: GPU, used_bytes: float | None = None) -> bool:
@@ -265,7 +279,7 @@ def _cached_bytes(setting: Setting, state_and_gradients: float, constants: Memor
     another place; what does not fill the first is lost. Training here makes them before (`Engine.settle`).
     """
     spare = constants.spare_bytes + constants.spare_share * activation_bytes(setting, constants)
-    is_settled = setting.way_of_logits == "replaced" and setting.accumulation > 1
+    is_settled = setting.logits == "replaced" and setting.accumulation > 1
     if setting.chunked_loss or (setting.compile and is_settled):
         return spare
     logits = setting.micro_tokens * setting.shape.vocab_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from gptfit.estimate import Estimate
 from gptfit.gpus import find_or_none
@@ -19,7 +20,12 @@ ERROR = 2.0
 
 def timed_on_cpu(measurements: Measurements) -> tuple[MeasuredSpeed, ...]:
     """What was timed on this machine's CPU: every device that is no card of the table."""
-    return tuple(speed for speed in measurements.speeds if find_or_none(speed.key.device) is None)
+    return tuple(speed for speed in measurements.speeds if _is_no_card(speed.key.device))
+
+
+@lru_cache  # propose asks for thousands of settings, and a name is compared with every card
+def _is_no_card(device: str) -> bool:
+    return find_or_none(device) is None
 
 
 def scaled_speed(setting: Setting, measurements: Measurements) -> Speed | None:
@@ -54,6 +60,7 @@ def _nearest(setting: Setting, timed: Iterable[MeasuredSpeed]) -> MeasuredSpeed 
     return min(timed, key=distance, default=None)
 
 
+@lru_cache
 def _flops_per_token(key: SpeedKey) -> int:
     return ModelShape(
         key.n_layer, key.n_head, key.n_embd, key.block_size, key.vocab_size, key.bias, key.arch

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gptfit.config.keys import TrainConfig, find_problems
-from gptfit.config.recipe import MODERN_LIMITS
+from gptfit.config.recipe import limits
 from gptfit.config.start_model import is_pretrained
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
@@ -48,11 +49,14 @@ def plan(
     host_free_bytes: float | None = None,
     watts: float | None = None,
     texts: tuple[str, ...] = (),
+    program: str = "gptfit",
+    cpu_rate: Callable[[], float | None] | None = None,
 ) -> Plan:
     """Everything that can be said, even about a config that cannot start.
 
     `device_name` is what torch calls this machine's card, under which measurements are looked up; `used_bytes` is
-    what the card holds already, `host_free_bytes` what main memory has left; `watts` is the power at the wall; `texts` are the config files, for their comments.
+    what the card holds already, `host_free_bytes` what main memory has left; `watts` is the power at the wall; `texts` are the config files, for their comments; `program` is who trains, 'gptfit' or 'nanogpt';
+    `cpu_rate` times a product on this machine's CPU, and is asked where nothing else is known of it.
     """
     problems = find_problems(config.as_dict(), processes)
     data = data or KNOWN_DATA.get(config.dataset)
@@ -62,7 +66,7 @@ def plan(
     calibrated = _calibrated(here, device_name) if here else None
     if _is_sane(config, shape):
         place = _place(gpu, used_bytes, calibrated) if calibrated else on_card(gpu, used_bytes)
-        setting = setting_of(config, shape, place, processes, spread)
+        setting = setting_of(config, shape, place, processes, spread, program)
     steps = 0 if config.eval_only else max(0, config.max_iters)
     answer = Plan(
         config=config,
@@ -74,23 +78,13 @@ def plan(
         starts=not problems,
         tokens_per_step=setting.tokens_per_step if setting else 0,
         tokens=round(setting.tokens_per_step * batches_until(config.grow_batch_iters, steps)) if setting else 0,
-        memory=None,
-        usable_bytes=None,
-        fits=None,
-        largest_micro_batch=None,
-        speed=None,
-        seconds=None,
-        eval_share=None,
-        kwh=None,
-        epochs=None,
-        loss=None,
         host_free_bytes=host_free_bytes,
     )
     if setting is not None:
         measured = find_measurement(config, setting, here, device_name) if here else None
         answer = _with_loss(answer, measurements)
-        answer = _with_memory(answer, setting, measured, used_bytes, calibrated)
-        predicted = find_speed(setting, gpu, measured, measurements, calibrated)
+        answer = _with_memory(answer, setting, measured, used_bytes, calibrated, spread.cards)
+        predicted = find_speed(setting, gpu, measured, measurements, calibrated, cpu_rate)
         answer = _with_speed(answer, setting, predicted, watts, spread.cards)
     return replace(answer, problems=tuple(check(answer, problems, texts)), notes=tuple(_notes(answer)))
 
@@ -116,6 +110,12 @@ def _calibrated_memory(setting: Setting, calibrated: Calibration) -> memory.Memo
     return memory_of(setting, calibrated)
 
 
+def _cpu_memory(setting: Setting) -> memory.Memory:
+    from gptfit.plan.untimed_cpu import process_memory
+
+    return process_memory(setting)
+
+
 def _is_sane(config: TrainConfig, shape: ModelShape) -> bool:
     """Sizes on which arithmetic makes sense, even if they do not fit together."""
     sizes = (shape.n_layer, shape.n_head, shape.n_embd, shape.block_size, shape.vocab_size, config.batch_size)
@@ -138,7 +138,9 @@ def find_measurement(
 
 def _with_loss(answer: Plan, measurements: Measurements | None) -> Plan:
     data, config = answer.data, answer.config
-    if not is_pretrained(config) and not config.eval_only:
+    if data and data.is_chat:
+        pass  # the law is about the loss over all tokens of a text
+    elif not is_pretrained(config) and not config.eval_only:
         expected = expected_loss(
             answer.shape,
             answer.tokens,
@@ -169,10 +171,13 @@ def _with_memory(
     measured: MeasuredSpeed | None,
     used_bytes: float | None,
     calibrated: Calibration | None = None,
+    cards: tuple[GPU, ...] = (),
 ) -> Plan:
     predicted = evaluation.predict(setting) if answer.config.eval_only else memory.predict(setting)
     if not answer.config.eval_only and calibrated is not None and calibrated.knows(setting):
         predicted = _calibrated_memory(setting, calibrated)
+    elif not answer.config.eval_only and answer.gpu is None:
+        predicted = _cpu_memory(setting)
     if not answer.config.eval_only and measured is not None and (measured.allocated_gib or measured.device_gib):
         allocated = (measured.allocated_gib or 0) * GIB or predicted.allocated.value
         device = (measured.device_gib or measured.reserved_gib or 0) * GIB or predicted.device.value
@@ -183,26 +188,34 @@ def _with_memory(
         )
     answer = replace(answer, memory=predicted)
     if answer.gpu is None:
-        return answer
+        free = answer.host_free_bytes
+        return replace(answer, usable_bytes=free, fits=None if free is None else predicted.device.value <= free)
     usable = memory.usable_bytes(answer.gpu, used_bytes)
     fits = predicted.device.value <= usable
     return replace(
         answer,
         usable_bytes=usable,
         fits=fits,
-        ladder=None
-        if fits or answer.config.eval_only
-        else _ladder(setting, answer.gpu, usable, answer.host_free_bytes),
+        ladder=None if fits or answer.config.eval_only else _ladder(answer, setting, usable, cards),
         largest_micro_batch=None
         if answer.config.eval_only
-        else memory.largest_micro_batch(setting, answer.gpu, used_bytes),
+        else _largest_micro_batch(answer.config, setting, answer.gpu, used_bytes),
     )
 
 
-def _ladder(setting: Setting, gpu: GPU, usable_bytes: float, host_free_bytes: float | None) -> Ladder:
+def _largest_micro_batch(config: TrainConfig, setting: Setting, gpu: GPU, used_bytes: float | None) -> int:
+    """With what the config leaves open decided at each size as training decides it: chunks where whole logits do not fit."""
+    least = replace(setting, sums_late=not setting.is_sharded)
+    is_open = config.chunked_loss == "auto" and setting.logits != "returned"  # nanoGPT's are always whole
+    ways = [replace(least, chunked_loss=chunked) for chunked in (False, True)] if is_open else [least]
+    return max(memory.largest_micro_batch(way, gpu, used_bytes) for way in ways)
+
+
+def _ladder(answer: Plan, setting: Setting, usable_bytes: float, cards: tuple[GPU, ...]) -> Ladder:
     from gptfit.plan.ladder import climb  # late: most plans fit
 
-    return climb(setting, gpu, usable_bytes, host_free_bytes)
+    is_open = answer.config.chunked_loss == "auto" and setting.logits != "returned"  # nanoGPT has whole ones
+    return climb(setting, answer.gpu, usable_bytes, answer.host_free_bytes, cards, loss_is_open=is_open)
 
 
 def find_speed(
@@ -211,8 +224,10 @@ def find_speed(
     measured: MeasuredSpeed | None,
     measurements: Measurements | None,
     calibrated: Calibration | None = None,
+    cpu_rate: Callable[[], float | None] | None = None,
 ) -> Speed | None:
-    """What was measured; else by this device's calibration; else a card by its data sheet, a CPU by its nearest run."""
+    """What was measured; else by this device's calibration; else a card by its data sheet, a CPU by its nearest run or,
+    where there is none, by a product timed now."""
     if gpu is not None:
         return speed.predict(setting, gpu, measured, calibrated=calibrated)
     if measurements and measured is None:
@@ -221,7 +236,15 @@ def find_speed(
         return speed.from_measurement(setting, measured)
     if calibrated is not None and calibrated.knows(setting):
         return speed.from_calibration(setting, calibrated)
-    return scaled_speed(setting, measurements) if measurements else None
+    nearest = scaled_speed(setting, measurements) if measurements else None
+    return nearest or _speed_by_product(setting, cpu_rate)
+
+
+def _speed_by_product(setting: Setting, cpu_rate: Callable[[], float | None] | None) -> Speed | None:
+    from gptfit.plan.untimed_cpu import speed_by_product
+
+    rate = cpu_rate() if cpu_rate else None
+    return speed_by_product(setting, rate) if rate else None
 
 
 def _with_speed(
@@ -257,6 +280,7 @@ CPU_WORDS = {
     "measured": "as measured",
     "calibrated": "from the pieces `doctor --card` timed",
     "fit": "from the nearest run timed",
+    "timed": "from a product timed now, wide range (`gptfit doctor --card` makes it exact),",
 }
 
 
@@ -264,14 +288,24 @@ def _notes(answer: Plan) -> list[str]:
     """What limits the answer, in sentences."""
     notes = _speed_notes(answer)
     if answer.shape.arch == "modern":
-        notes.append(f"arch = 'modern': {MODERN_LIMITS}")
+        notes.append(f"arch = 'modern': {limits(answer.shape)}")
+    if answer.shape.arch == "modern" and answer.config.portable:
+        notes.append(
+            "the expected loss is the whole recipe's: what portable = True leaves out costs a little (docs/export.md)"
+        )
     if answer.setting and not answer.setting.sums_late:
         notes.append("whole gradients do not fit, so they are summed in every micro-step and not in the last one only")
     if answer.setting and answer.loss is None and not answer.config.eval_only:
-        begun = is_pretrained(answer.config)
-        why = "nothing is published of these weights" if begun else "nothing is known of this data's tokens"
-        notes.append(f"{why}: train and see the loss")
+        notes.append(f"{_why_no_loss(answer)}: train and see the loss")
     return notes
+
+
+def _why_no_loss(answer: Plan) -> str:
+    if answer.data and answer.data.is_chat:
+        return "conversations: only the assistant's words count, and nothing is published of their loss"
+    if is_pretrained(answer.config):
+        return "nothing is published of these weights"
+    return "nothing is known of this data's tokens"
 
 
 def _speed_notes(answer: Plan) -> list[str]:

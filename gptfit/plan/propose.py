@@ -9,10 +9,12 @@ from gptfit.config.keys import NANOGPT_VOCAB_SIZE, TrainConfig
 from gptfit.config.start_model import known_shape
 from gptfit.errors import DeviceError
 from gptfit.measured import Measurements
-from gptfit.plan.candidates import Pace, PlannedRun, Wish, candidates, runs_of
+from gptfit.plan.candidates import Pace, PlannedRun, Wish, candidates, fits_surely, runs_of
+from gptfit.plan.check import SMALLER_IS_BETTER
 from gptfit.plan.loss import GPT2_BYTES_PER_TOKEN
 from gptfit.plan.plan import find_speed, plan
 from gptfit.plan.proposed_config import config_of, tuning_config
+from gptfit.plan.resolve import in_nanogpt
 from gptfit.plan.result import DataFacts, Plan
 from gptfit.plan.setting import Setting
 from gptfit.plan.speed import Speed
@@ -64,7 +66,7 @@ def propose(wish: Wish, measurements: Measurements | None = None) -> Proposals:
     if own and (better := _best(own)).loss < (1 - OWN_GAIN) * best.loss:
         if wish.source:
             better, best = best, better
-        others.append(finish(wish, better, "GPT-2's vocabulary" if wish.source else "own vocabulary"))
+        others.append(finish(wish, better, "GPT-2 vocabulary" if wish.source else "own vocabulary"))
     best_wish = replace(wish, data=best.data, vocab_size=best.setting.shape.vocab_size)
     quick = _other_time(best_wish, best, MUCH_FASTER, pace)
     if quick is not None and quick.seconds < best.seconds and quick.parameters < best.parameters:
@@ -83,7 +85,7 @@ def propose(wish: Wish, measurements: Measurements | None = None) -> Proposals:
 
 
 def _speed(setting: Setting, wish: Wish, measurements: Measurements | None) -> Speed:
-    found = find_speed(setting, wish.gpu, None, measurements, wish.calibrated)
+    found = find_speed(setting, wish.gpu, None, measurements, wish.calibrated, wish.cpu_rate)
     if found is None:
         raise _no_speed(wish)
     return found
@@ -91,13 +93,17 @@ def _speed(setting: Setting, wish: Wish, measurements: Measurements | None) -> S
 
 def _no_speed(wish: Wish) -> DeviceError:
     if wish.gpu is None:
-        return DeviceError(
-            "no speed of this machine's CPU is known yet, so hours mean nothing",
-            fix="let `gptfit doctor --card` time it, or name a card with --gpu",
-        )
+        return cpu_not_timed()
     return DeviceError(
         f"{wish.gpu.name}: no arithmetic rate is known, so hours mean nothing",
         fix="measure with `gptfit tune CONFIG.py`",
+    )
+
+
+def cpu_not_timed() -> DeviceError:
+    return DeviceError(
+        "no speed of this machine's CPU is known yet, so hours mean nothing",
+        fix="let `gptfit doctor --card` time it, or name a card with --gpu",
     )
 
 
@@ -128,7 +134,8 @@ def _plain(wish: Wish, best: PlannedRun, pace: Pace) -> PlannedRun | None:
     setting = best.setting
     if wish.only_nanogpt_keys or "gpt2" not in wish.recipes:
         return None
-    if setting.shape.arch == "gpt2" and not setting.chunked_loss and not setting.checkpoint_activations:
+    is_plain = setting.shape.arch == "gpt2" and not setting.chunked_loss and not setting.checkpoint_activations
+    if is_plain and fits_surely(wish, in_nanogpt(setting)):
         return None
     found = candidates(replace(wish, only_nanogpt_keys=True, recipes=("gpt2",)), pace)
     return _best(found) if found else None
@@ -165,12 +172,24 @@ def _finish(wish: Wish, candidate: PlannedRun, title: str, pace: Pace, measureme
     config = config_of(wish, candidate, pace.speed(candidate.setting))
     vocab_size = candidate.setting.shape.vocab_size
     is_own = candidate.data.name != wish.data.name and candidate.data.gpt2_bytes_per_token is not None
-    remark = "" if wish.source or not is_own else f"needs the text again, in a vocabulary of {vocab_size:,} entries"
+    remark = "" if wish.source or not is_own else _again(candidate.data, vocab_size)
+    planned = _planned(wish, config, vocab_size, candidate.data, measurements)
+    # Smaller models were weighed by the law, whose word this is: the rule of thumb would only contradict it.
+    problems = tuple(problem for problem in planned.problems if SMALLER_IS_BETTER not in problem.message)
     return Proposal(
         title,
-        _planned(wish, config, vocab_size, candidate.data, measurements),
+        replace(planned, problems=problems),
         vocab_size if is_own else None,
         remark,
+    )
+
+
+def _again(data: DataFacts, vocab_size: int) -> str:
+    """What is prepared in another vocabulary has to be prepared in this one; the text itself is not at hand."""
+    tokenizer = f"data/{data.name}.json"
+    return (
+        f"needs the text again: `gptfit tokenizer train TEXT --vocab-size {vocab_size} --out {tokenizer}`, then "
+        f"`gptfit prepare TEXT --tokenizer {tokenizer} --out data/{data.name}`"
     )
 
 
@@ -186,4 +205,6 @@ def _planned(
         measurements=measurements,
         device_name=wish.calibrated.device if wish.calibrated else None,
         used_bytes=wish.used_bytes,
+        host_free_bytes=wish.host_free_bytes,
+        cpu_rate=wish.cpu_rate,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gptfit.config import recipe
 from gptfit.config.keys import TrainConfig
-from gptfit.plan import defaults
+from gptfit.plan import usual_values
 from gptfit.plan.candidates import EVAL_TIME, PlannedRun, Wish
 from gptfit.plan.evaluation import eval_seconds
 from gptfit.plan.many_epochs import keys_for_epochs
@@ -24,17 +24,17 @@ def config_of(wish: Wish, candidate: PlannedRun, speed: Speed) -> TrainConfig:
     evals, eval_iters = _evaluations(candidate, speed)
     max_iters = max(1, int(candidate.tokens // setting.tokens_per_step))
     regular = keys_for_epochs(candidate.epochs, setting.shape.arch, evals, data.has_documents)
-    rate = defaults.learning_rate(setting.shape.parameters)
+    rate = usual_values.learning_rate(setting.shape.parameters)
     values = _shape_keys(setting) | _step_keys(setting, max_iters) | _files(wish, setting, data)
     values |= {
         "warmup_iters": usual_warmup(max_iters),
         "learning_rate": rate,
-        "min_lr": defaults.final_rate(rate),
+        "min_lr": usual_values.final_rate(rate),
         "eval_interval": max(1, max_iters // evals),
         "eval_iters": eval_iters,
     }
     if setting.shape.arch == "modern":
-        values |= {**recipe.training_keys(max_iters), **recipe.SECOND_EDITION, **recipe.momentum_keys(max_iters)}
+        values |= {**recipe.training_keys(max_iters), **recipe.SECOND_EDITION, **recipe.length_keys(max_iters)}
         values |= {name: getattr(setting.shape, name) for name in ("value_embeddings", "bigram")}
     values |= regular
     if wish.only_nanogpt_keys:
@@ -57,8 +57,8 @@ def tuning_config(wish: Wish, candidate: PlannedRun, init_from: str, speed: Spee
         "bias": True,
         "warmup_iters": usual_warmup(max_iters),
         "learning_rate": TUNING_RATE,
-        "min_lr": defaults.final_rate(TUNING_RATE),
-        "weight_decay": defaults.WEIGHT_DECAY,
+        "min_lr": usual_values.final_rate(TUNING_RATE),
+        "weight_decay": usual_values.WEIGHT_DECAY,
         "dropout": 0.1,
         "eval_interval": max(1, max_iters // evals),
         "eval_iters": eval_iters,

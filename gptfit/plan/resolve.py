@@ -32,15 +32,21 @@ class Place:
 
 
 def on_card(gpu: GPU | None, used_bytes: float | None = None) -> Place:
-    """A card of the table, of which others use `used_bytes`; None is any card that has enough."""
-    free = usable_bytes(gpu, used_bytes) - FITTED.context_bytes if gpu else None
-    return Place("cuda", resolve_dtype("auto", gpu), free)
+    """A card of the table, of which others use `used_bytes`; None is a CPU that nobody calibrated."""
+    if gpu is None:
+        return Place("cpu", "float32")
+    return Place("cuda", resolve_dtype("auto", gpu), usable_bytes(gpu, used_bytes) - FITTED.context_bytes)
 
 
 def setting_of(
-    config: TrainConfig, shape: ModelShape, place: Place, processes: int = 1, spread: Spread = ONE_MACHINE
+    config: TrainConfig,
+    shape: ModelShape,
+    place: Place,
+    processes: int = 1,
+    spread: Spread = ONE_MACHINE,
+    program: str = "gptfit",
 ) -> Setting:
-    """The setting a config means here."""
+    """The setting a config means here, trained by gptfit or by 'nanogpt'."""
     whole = Setting(
         shape=shape,
         micro_batch=config.batch_size,
@@ -53,9 +59,23 @@ def setting_of(
         **{name: getattr(config, name) for name in _TAKEN_OVER},
     )
     whole = replace(whole, compile=whole.compile and place.can_compile)
-    is_chunked = config.chunked_loss if config.chunked_loss != "auto" else not whole_logits_will_do(whole, place)
-    setting = replace(whole, chunked_loss=bool(is_chunked))
-    return replace(setting, sums_late=not setting.is_sharded or _has_room(setting, place))
+    if program == "nanogpt":
+        return in_nanogpt(whole)
+    return decided(whole, config.chunked_loss, place)
+
+
+def decided(setting: Setting, chunked_loss: bool | str, place: Place) -> Setting:
+    """What depends on the room there is: whether the loss comes in chunks, where that is 'auto', and when gradients are summed."""
+    late = replace(setting, chunked_loss=False, sums_late=True)
+    is_chunked = chunked_loss if chunked_loss != "auto" else not whole_logits_will_do(late, place)
+    late = replace(late, chunked_loss=bool(is_chunked))
+    return replace(late, sums_late=not late.is_sharded or _has_room(late, place))
+
+
+def in_nanogpt(setting: Setting) -> Setting:
+    """The same config run by nanoGPT's train.py: AdamW, none of the keys that spare memory, and logits that come back."""
+    kept = ("shape", "micro_batch", "accumulation", "processes", "nodes", "network_gbs", "dtype", "compile")
+    return Setting(**{name: getattr(setting, name) for name in kept}, logits="returned")
 
 
 def whole_logits_will_do(setting: Setting, place: Place) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from gptfit.config.keys import TrainConfig
@@ -11,7 +10,7 @@ from gptfit.errors import Problem
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
 from gptfit.plan.loss import Loss, perplexity
-from gptfit.plan.memory import Memory
+from gptfit.plan.memory import Memory, fit_chance
 from gptfit.plan.setting import Setting
 from gptfit.plan.speed import Speed
 from gptfit.shape import ModelShape
@@ -34,11 +33,12 @@ class DataFacts:
     gpt2_bytes_per_token: float | None = None  # of the same text, where it is in another vocabulary
     rows: int | None = None
     text_bytes: int | None = None
+    is_chat: bool = False  # only the assistant's tokens count
 
     @property
     def has_documents(self) -> bool:
-        """Whether the tokens mark where one ends: every tokenizer but characters does."""
-        return self.tokenizer not in (None, "chars")
+        """Whether there are several, and the tokens mark where one ends: every tokenizer but characters does."""
+        return self.tokenizer not in (None, "chars") and self.rows != 1
 
     @property
     def is_gpt2(self) -> bool:
@@ -58,16 +58,16 @@ class Plan:
     starts: bool
     tokens_per_step: int
     tokens: int
-    memory: Memory | None
-    usable_bytes: float | None
-    fits: bool | None
-    largest_micro_batch: int | None
-    speed: Speed | None
-    seconds: Estimate | None  # training and evaluations
-    eval_share: float | None
-    kwh: Estimate | None
-    epochs: Estimate | None
-    loss: Loss | None
+    memory: Memory | None = None
+    usable_bytes: float | None = None
+    fits: bool | None = None
+    largest_micro_batch: int | None = None
+    speed: Speed | None = None
+    seconds: Estimate | None = None  # training and evaluations
+    eval_share: float | None = None
+    kwh: Estimate | None = None
+    epochs: Estimate | None = None
+    loss: Loss | None = None
     several: Several | None = None  # of more than one GPU
     ladder: Ladder | None = None  # where it does not fit as it is
     host_free_bytes: float | None = None  # of main memory, where it is known
@@ -85,12 +85,10 @@ class Plan:
 
     @property
     def fit_chance(self) -> float | None:
-        """How likely the memory is enough: its range holds nine of ten cases, so its ends are 1.645 sigma away."""
+        """How likely the memory is enough."""
         if self.memory is None or self.usable_bytes is None:
             return None
-        needs = self.memory.device
-        sigma = max(1.0, (needs.high - needs.low) / (2 * 1.645))
-        return NormalDist(needs.value, sigma).cdf(self.usable_bytes)
+        return fit_chance(self.memory.device, self.usable_bytes)
 
     @property
     def is_tight(self) -> bool:

@@ -41,14 +41,10 @@ class Setting:
     average_tail: float = 0.0
     embedding_device: str = "auto"
     muon_rounds: int = 3  # of train/muon.py; published Muon runs have 5
-    # What becomes of compiled logits: 'replaced' by their gradient, as here; 'kept' beside it (torch before 2.6); or
-    # 'returned' to the loop, as nanoGPT's model does. GPT-2 is planned as published until a card has shown that ours is less.
-    logits: str = ""
+    # What becomes of the logits, which depends on whose program runs: 'replaced' by their gradient in gptfit's, which
+    # returns a loss alone; 'kept' beside it (torch before 2.6); 'returned' to the loop, as nanoGPT's model does.
+    logits: str = "replaced"
     flash: bool = True  # False: attention that writes its (T, T) scores, as code before PyTorch 2.0 did
-
-    @property
-    def way_of_logits(self) -> str:
-        return self.logits or ("replaced" if self.shape.arch == "modern" else "returned")
 
     @property
     def writes_scores(self) -> bool:
@@ -63,6 +59,10 @@ class Setting:
     @property
     def is_sharded(self) -> bool:
         return self.parallel == "fsdp" and self.processes > 1
+
+    @property
+    def processes_per_machine(self) -> int:
+        return -(-self.processes // self.nodes)
 
     @property
     def tokens_per_step(self) -> int:

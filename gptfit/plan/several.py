@@ -78,19 +78,20 @@ def with_uncertain_link(predicted: Speed, scaling: Estimate) -> Speed:
 
 
 def unlike(setting: Setting, cards: Sequence[GPU]) -> tuple[Speed, Several] | None:
-    """Cards that differ, each with the share of the micro-steps it can do in the time of the others."""
+    """Cards that differ, each with the share of the micro-steps it can do in the time of the others.
+
+    A divided model needs every card for every micro-step, so that shares are equal.
+    """
     slow = min(cards, key=lambda card: link.slowest_gbs(setting, card))
     alone = [speed.predict(replace(setting, processes=1, accumulation=1), card) for card in cards]
     if any(one is None for one in alone):
         return None
     seconds = [one.ms_per_micro_step.value / 1e3 for one in alone if one]
-    total = setting.accumulation * len(cards)
-    shares = share_out(seconds, total)
+    equal = [setting.accumulation] * len(cards)
+    shares = equal if setting.is_sharded else share_out(seconds, sum(equal))
     sent = link.traffic(setting, slow, max(seconds))
     update_s = max(one.ms_per_step.value / 1e3 - micro for one, micro in zip(alone, seconds, strict=True) if one)
-    step_s, equal_s = (
-        slowest(seconds, s) + update_s + sent.exposed_seconds for s in (shares, [setting.accumulation] * len(cards))
-    )
+    step_s, equal_s = (slowest(seconds, s) + update_s + sent.exposed_seconds for s in (shares, equal))
     weakest = alone[seconds.index(max(seconds))]
     assert weakest is not None
     rate = setting.tokens_per_step / step_s
@@ -101,7 +102,7 @@ def unlike(setting: Setting, cards: Sequence[GPU]) -> tuple[Speed, Several] | No
         sent,
         Estimate.within(min(1.0, rate / best), 0.1, "fit"),
         tuple(shares),
-        equal_s / step_s,
+        None if setting.is_sharded else equal_s / step_s,
     )
     return _of_all(weakest, setting, rate, step_s, max(seconds)), several
 

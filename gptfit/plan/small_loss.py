@@ -3,7 +3,7 @@
 The published law was fitted from 20M tokens on and goes astray below (it expects 11 nats per GPT-2 token of
 Shakespeare, where 5 are reached). This one was fitted on runs of minutes (bench/propose_runs.jsonl) and published small
 runs; docs/formulas.md has the points and the errors. It counts the blocks' parameters: on little data a large
-vocabulary is a table that is hardly ever read.
+vocabulary is a table that is hardly ever read. What it costs where data repeats is in `plan/repeat_penalty.py`.
 """
 
 from __future__ import annotations

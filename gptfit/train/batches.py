@@ -13,9 +13,15 @@ from torch import Tensor
 
 from gptfit.data.token_files import TokenFile
 from gptfit.device.device import Device
+from gptfit.model.head import UNCOUNTED
 from gptfit.train.order import EpochOrder, Ints
 
 Batch = tuple[Tensor, Tensor]
+
+
+def counted_share(batch: Batch) -> Tensor:
+    """Of a batch's targets, the part that a loss is about."""
+    return (batch[1] != UNCOUNTED).sum() / batch[1].numel()
 
 
 class Sampler(Protocol):
@@ -79,7 +85,8 @@ class RandomSampler:
         return self._latest + self._drawn
 
     def restore(self, state: list[int]) -> None:
-        self._drawn, self._latest = list(state), []
+        """Windows that the data does not have any more are drawn anew."""
+        self._drawn, self._latest = [start for start in state if start < self._choices], []
 
 
 class Feed:
@@ -102,8 +109,12 @@ class Feed:
 
     def read(self, starts: Ints) -> Batch:
         """Inputs and targets one token apart, in memory a card can copy from by itself."""
-        rows = torch.from_numpy(self._tokens.windows(starts, self._block_size + 1))
-        return self._device.pinned(_laid_out(rows[:, :-1])), self._device.pinned(_laid_out(rows[:, 1:]))
+        tokens, counts = self._tokens.marked_windows(starts, self._block_size + 1)
+        rows = torch.from_numpy(tokens)
+        targets = _laid_out(rows[:, 1:])
+        if counts is not None:
+            targets[torch.from_numpy(~counts[:, 1:])] = UNCOUNTED
+        return self._device.pinned(_laid_out(rows[:, :-1])), self._device.pinned(targets)
 
     def to_device(self, batch: Batch) -> Batch:
         return self._device.put(batch[0]), self._device.put(batch[1])

@@ -30,18 +30,20 @@ class RunClock:
     def now(self) -> float:
         """Seconds from an unknown beginning; differences count."""
         with self._lock:
-            moment = self._source()
-            gap = moment - self._last_beat
-            if gap > STOOD_STILL_SECONDS:  # noticed here before the next beat
-                self._still += gap - BEAT_SECONDS
-                self._last_beat = moment
-            return moment - self._still
+            return self._moment() - self._still
 
     def beat(self) -> None:
         """Called every BEAT_SECONDS while the process runs."""
-        self.now()
-        with self._lock:
-            self._last_beat = self._source()
+        with self._lock:  # once, so that a stop between two looks at the source is not lost
+            self._last_beat = self._moment()
+
+    def _moment(self) -> float:
+        moment = self._source()
+        gap = moment - self._last_beat
+        if gap > STOOD_STILL_SECONDS:  # noticed here before the next beat
+            self._still += gap - BEAT_SECONDS
+            self._last_beat = moment
+        return moment
 
     def stop(self) -> None:
         self._ended.set()

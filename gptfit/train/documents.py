@@ -26,7 +26,7 @@ class ShuffledDocuments(TokenFile):
         before = [0, *self._ends[:-1].tolist()]
         inside = [place + start + 1 for place, start in zip(ends, before, strict=True)]
         self._bounds: Ints = np.unique(np.concatenate([[0], *inside, [self.n_tokens]]).astype(np.int64))
-        if len(self._bounds) < 3:
+        if len(self._bounds) < 3 and split.documents != 1:  # a single one stays in order
             raise DataError(
                 f"{split.files[0]}: has no end of text (token {end_of_text}) between documents",
                 fix="use shuffle_documents = False, or prepare it again",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import time
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from gptfit.config.keys import TrainConfig
 from gptfit.device.allocator import keep_freed_memory
 from gptfit.device.compiler import compile_model, find_compile_problem, first_line
-from gptfit.device.device import Device, is_out_of_memory
+from gptfit.device.device import Device
+from gptfit.device.out_of_memory import is_out_of_memory
 from gptfit.device.processes import ALONE, Processes
 from gptfit.model.base import LanguageModel
 from gptfit.model.build import build_model
@@ -24,7 +26,7 @@ from gptfit.plan.memory import FITTED
 from gptfit.plan.resolve import setting_of
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
-from gptfit.train.batches import Batch
+from gptfit.train.batches import Batch, counted_share
 from gptfit.train.fast_products import FastProducts, make_fast_products
 from gptfit.train.kept_state import KeptStateOptimizer
 from gptfit.train.lookahead import LookAhead
@@ -41,11 +43,15 @@ TIMED_MICRO_STEPS = 4  # of which the fastest counts
 
 @dataclass(frozen=True)
 class Update:
-    """What one optimizer step saw. `applied` is False when a number was not finite and the weights were left alone."""
+    """What one optimizer step saw. `applied` is False when a number was not finite and the weights were left alone.
+
+    `is_empty`: no token of it counted, so there was nothing to learn.
+    """
 
     loss: float
     grad_norm: float
     applied: bool
+    is_empty: bool = False
 
 
 @dataclass
@@ -218,15 +224,22 @@ class Engine:
                 self.optimizer.make_state()
             self.is_optimizer_ready = True
 
-    def update(self, loss_sum: Tensor, micro_steps: float, knobs: Knobs) -> Update:
-        """Clip, step, forget the gradients. The only wait for the device in a training step is in here."""
+    def update(self, loss_sum: Tensor, micro_steps: float, knobs: Knobs, counted: Tensor | None = None) -> Update:
+        """Clip, step, forget the gradients. The only wait for the device in a training step is in here.
+
+        `counted`: the sum of the micro-steps' shares of tokens that count, where not all do.
+        """
         parameters = [p for p in self.parallel.parameters.values() if p.grad is not None]
         self.scaler.unscale_(self.optimizer)
         self.parallel.agree_on_overflow(self.scaler, self.optimizer)
+        share = None if counted is None else self.processes.average(counted / micro_steps)
+        if share is not None:
+            _take_mean_of_counted(parameters, share)
         try:
             norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
             norm = self.parallel.total_norm(norm)
             mean_loss = self.processes.average(loss_sum / micro_steps)
+            mean_loss = mean_loss if share is None else mean_loss / share
             loss, grad_norm = torch.stack([mean_loss.float(), norm.float().to(mean_loss.device)]).tolist()
             applied = math.isfinite(loss) and math.isfinite(grad_norm)
             if applied:
@@ -242,7 +255,7 @@ class Engine:
             # gradient overflowed.
             self.scaler.update()
         self.parallel.forget_gradients(self.optimizer)
-        return Update(loss, grad_norm, applied)
+        return Update(loss, grad_norm, applied, share is not None and not float(share))
 
     def _settle(self, knobs: Knobs) -> None:
         if self.ahead:
@@ -253,9 +266,12 @@ class Engine:
             self.tail.forget()  # a run that was made longer begins its tail later
 
     def mean_loss(self, batches: Iterable[Batch | None], count: int = 1) -> float:
-        """Mean over tokens of this process's and every other's batches, without dropout; `count` of them.
+        """Mean over tokens of this process's and every other's batches, without dropout; `count` of them."""
+        return self.loss_and_tokens(batches, count)[0]
 
-        None: another process has one more, which a divided model must be whole for.
+    def loss_and_tokens(self, batches: Iterable[Batch | None], count: int = 1) -> tuple[float, int]:
+        """The mean, and over how many tokens. A batch that is None: another process has one more, which a divided model
+        must be whole for.
         """
         # Only dropout knows the difference; compiled code would be compiled again for it.
         self.model.train(not self.model.dropout_rate)
@@ -267,7 +283,7 @@ class Engine:
         finally:
             self.model.train()
         loss_sum, tokens = self.processes.average(total).tolist()
-        return float(loss_sum / tokens)
+        return loss_sum / tokens if tokens else math.nan, round(tokens * self.processes.count)
 
     @torch.no_grad()
     def _add_losses(self, batches: Iterable[Batch | None], total: Tensor) -> Tensor:
@@ -279,13 +295,15 @@ class Engine:
                 loss = self.parallel.evaluate(*latest)
             if batch is not None:
                 total[0] += loss * batch[1].numel()
-                total[1] += batch[1].numel()
+                total[1] += (counted_share(batch) if self.model.loss_is_masked else 1) * batch[1].numel()
         return total
 
     def _eager_unless_compiled_for(self, batch: Batch) -> contextlib.AbstractContextManager[object]:
         """The smaller last batch of an evaluation would be compiled in the middle of a run, for any size and slower."""
-        if self.compiled_rows in (None, batch[0].shape[0]):
-            return contextlib.nullcontext()
+        return contextlib.nullcontext() if self.compiled_rows in (None, batch[0].shape[0]) else self.eagerly()
+
+    def eagerly(self) -> contextlib.AbstractContextManager[object]:
+        """For what has shapes of its own, each of which would be compiled."""
         return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
     def saved_weights(self) -> dict[str, Tensor]:
@@ -415,15 +433,35 @@ def make_scaler(device: Device) -> torch.amp.GradScaler:
 
 @contextlib.contextmanager
 def collection_frozen() -> Iterator[None]:
-    """A collection in the middle of a step costs tens of milliseconds; the loop makes no cycles to collect."""
+    """A collection in the middle of a step costs tens of milliseconds; the loop makes no cycles to collect.
+
+    A program that has frozen its own objects keeps them so.
+    """
     gc.collect()
-    gc.freeze()
+    if not _program_has_frozen():
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if not _program_has_frozen():
+            gc.unfreeze()
+
+
+@functools.cache
+def _program_has_frozen() -> bool:
+    """Before our first run; counting them walks over all objects, which is not done for every run."""
+    return gc.get_freeze_count() > 0
+
+
+@torch.no_grad()
+def _take_mean_of_counted(parameters: Iterable[nn.Parameter], share: Tensor) -> None:
+    """From gradients of the mean over all tokens to those of the mean over the ones that count; nothing where none does."""
+    factor = torch.where(share > 0, 1 / share, 0.0)
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.mul_(factor.to(p.grad.device, p.grad.dtype))
 
 
 def _is_large(value: Any) -> bool:

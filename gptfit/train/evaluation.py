@@ -36,19 +36,11 @@ class Evaluator:
     def losses(self, micro_batch: int, poll: Callable[[], None] | None = None) -> Losses:
         """`poll` is called before each batch and may raise to stop."""
         with self._engine.tail.in_place():
-            train, val = (
-                self._engine.mean_loss(self._batches(split, micro_batch, poll), self._count(split, micro_batch))
+            (train, _), (val, tokens) = (
+                self._engine.loss_and_tokens(self._batches(split, micro_batch, poll), self._count(split, micro_batch))
                 for split in ("train", "val")
             )
-        return Losses(train, val, self.eval_tokens)
-
-    @property
-    def eval_tokens(self) -> int:
-        if self._config.sampling == "random":
-            windows = self._config.eval_iters * self._config.batch_size * self._engine.processes.count
-        else:
-            windows = len(self._fixed_starts("val"))
-        return windows * self._config.block_size
+        return Losses(train, val, tokens)
 
     def _batches(self, split: str, micro_batch: int, poll: Callable[[], None] | None) -> Iterator[Batch | None]:
         feed, n_given = self._feeds[split], 0

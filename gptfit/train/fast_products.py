@@ -12,7 +12,7 @@ from gptfit.device.device import Device
 from gptfit.device.formats import accumulate_in_fp16, accumulating_in_float32
 from gptfit.model.base import LanguageModel
 from gptfit.model.fp8 import Fp8Layers
-from gptfit.train.batches import Batch
+from gptfit.train.batches import Batch, counted_share
 
 WATCHED_STEPS = 20
 # Nats between the two formats' losses on the same batches with the same weights; a choice, not a measurement. Seeds alone
@@ -28,13 +28,14 @@ class FastProducts:
     model: LanguageModel
     device: Device
     layers: Fp8Layers | None = None
-    differences: list[float] = field(default_factory=list)
+    # By step: one that is done again, as memory ran out in some process, counts once, and so the same for all.
+    differences: dict[int, float] = field(default_factory=dict)
 
     @property
     def is_watched(self) -> bool:
         return self.name != "plain" and len(self.differences) < WATCHED_STEPS
 
-    def watch(self, batch: Batch) -> None:
+    def watch(self, batch: Batch, step: int) -> None:
         """How far this batch's loss is above bfloat16's; eagerly, as nothing of it is worth compiling."""
         was_training = self.model.training
         self.model.train(False)
@@ -42,9 +43,11 @@ class FastProducts:
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 with self.device.autocast():
                     fast = self.model(*batch)
-                with self._plainly() as device, device.autocast():
+                with self.plainly() as device, device.autocast():
                     plain = self.model(*batch)
-            self.differences.append(float(fast - plain))
+            # Per token that counts, which the noise is about; the model's mean is over all.
+            share = float(counted_share(batch)) if self.model.loss_is_masked else 1.0
+            self.differences[step] = float(fast - plain) / share if share else 0.0
         finally:
             self.model.train(was_training)
 
@@ -57,8 +60,10 @@ class FastProducts:
         return self.device
 
     @contextlib.contextmanager
-    def _plainly(self) -> Iterator[Device]:
-        with accumulating_in_float32(), self.layers.plainly() if self.layers else contextlib.nullcontext():
+    def plainly(self) -> Iterator[Device]:
+        """The products as they would be without; for whoever has fewer rows than 8-bit products take, too."""
+        layers = self.layers if self.name == "fp8" else None  # once they were given up they must not come back
+        with accumulating_in_float32(), layers.plainly() if layers else contextlib.nullcontext():
             yield _in_bfloat16(self.device)
 
 

@@ -1,21 +1,21 @@
-"""What can go wrong while training: signals, numbers that are not finite, memory that runs out."""
+"""What can go wrong while training: signals and numbers that are not finite; memory is in out_of_memory.py."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from gptfit.errors import RunError
-from gptfit.plan.memory import predict
-from gptfit.plan.setting import Setting
-from gptfit.units import gib
 
 BAD_STEPS_BEFORE_ROLLBACK = 5
 ROLLBACKS_BEFORE_GIVING_UP = 3
+HEARD = "\r\nstopping after this step, and saving; Ctrl-C again ends it at once, unsaved\r\n"
 STOP_SENTENCES = {
     "SIGINT": "interrupted; saving",
     "SIGTERM": "asked to end; saving",
@@ -59,6 +59,10 @@ class SignalWatch:
         if self.received and name != "SIGHUP":
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        elif not self.received and name == "SIGINT" and sys.stderr is not None and sys.stderr.isatty():
+            # At once and past Python's buffers, which may be in use: a step or a compilation can take minutes.
+            with suppress(OSError):
+                os.write(sys.stderr.fileno(), HEARD.encode())
         self.received = self.received or name
 
 
@@ -99,27 +103,3 @@ class NonFiniteCount:
                 "checkpoint",
                 fix="resume with a lower learning_rate or more warmup_iters",
             )
-
-
-def smaller_micro_batch(micro_batch: int, share: int) -> int | None:
-    """At most half, and still a divisor of the windows per update, so that the step stays the same. None below 1."""
-    return next((size for size in range(micro_batch // 2, 0, -1) if share % size == 0), None)
-
-
-def out_of_memory_advice(setting: Setting) -> str:
-    """One line: what was tried, what the plan says is needed, and the change that saves most."""
-    shape, micro_batch = setting.shape, setting.micro_batch
-    needed = predict(setting).allocated.value
-    line = f"out of memory with a micro-batch of {micro_batch}: about {gib(needed)} are needed"
-    block_size, n_layer = max(1, shape.block_size // 2), max(1, shape.n_layer // 2)
-    ways = {
-        "--checkpoint_activations=True": replace(setting, checkpoint_activations=True),
-        "--chunked_loss=True": replace(setting, chunked_loss=True),
-        f"--block_size={block_size}": replace(setting, shape=replace(shape, block_size=block_size)),
-        f"--n_layer={n_layer}": replace(setting, shape=replace(shape, n_layer=n_layer)),
-    }
-    if micro_batch > 1:
-        ways[f"--batch_size={micro_batch // 2}"] = replace(setting, micro_batch=micro_batch // 2)
-    ways = {words: changed for words, changed in ways.items() if changed != setting}  # what is on already saves nothing
-    best = min(ways, key=lambda way: predict(ways[way]).allocated.value)
-    return f"{line}; {best} brings it to about {gib(predict(ways[best]).allocated.value)}"

@@ -51,6 +51,7 @@ def run_header(
             train_tokens=info.train.tokens if info.train else None,
             val_tokens=info.val.tokens if info.val else None,
             bytes_per_token=info.bytes_per_token,
+            chat=info.chat,
         ),
         versions={"gptfit": __version__, "torch": torch.__version__, "python": platform.python_version()},
         git=git_state(),

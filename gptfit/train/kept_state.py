@@ -64,25 +64,43 @@ class KeptStateOptimizer(Optimizer):
                 self._on_device(members, self._inner.make_state)
 
     def state_dict(self) -> dict[str, Any]:
-        """As the wrapped optimizer would save it: float32, whatever way it is kept."""
+        """As the wrapped optimizer would save it: float32, whatever way it is kept, and on the device only what is there."""
+        self._device.synchronize()  # copies to the host have arrived
         self._inner.param_groups = self.param_groups
         self._inner.state.clear()
-        self._inner.state.update({p: self._plain(kept, p.device) for p, kept in self._kept.items()})
         saved = self._inner.state_dict()
-        self._inner.state.clear()
+        saved["state"] = {number: _saved(self._kept[p]) for number, p, _ in self._numbered(saved) if p in self._kept}
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Weight by weight: the device may have no room for the state of all."""
         self._inner.param_groups = self.param_groups
-        self._inner.load_state_dict(state_dict)
+        self._inner.load_state_dict({**state_dict, "state": {}})
         self.param_groups = self._inner.param_groups
-        self._kept = {p: self._keep(state) for p, state in self._inner.state.items()}
-        self._inner.state.clear()
+        self._kept = {}
+        for number, p, group in self._numbered(state_dict):
+            if state := dict(state_dict["state"].get(number) or {}):
+                if group.get("is_normalized"):  # a run that begins to even its rows has no squares of them yet
+                    state.setdefault("row_squares", torch.zeros(p.shape[0], 1))
+                is_fused = bool(group.get("fused"))
+                self._kept[p] = self._keep({name: self._home(name, state[name], p, is_fused) for name in state})
 
     def kept_bytes(self) -> int:
         """Of state, between updates."""
         values = [value for kept in self._kept.values() for value in kept.values()]
         return sum(value.nbytes for value in values if isinstance(value, Tensor | Packed))
+
+    def _numbered(self, saved: dict[str, Any]) -> Iterator[tuple[int, Tensor, dict[str, Any]]]:
+        """What a state_dict calls a weight, the weight, and the group it is in."""
+        for group, named in zip(self.param_groups, saved["param_groups"], strict=True):
+            for p, number in zip(group["params"], named["params"], strict=True):
+                yield number, p, group
+
+    def _home(self, name: str, value: Tensor, p: Tensor, is_fused: bool) -> Tensor:
+        """What a checkpoint has for a weight, where it is kept; a fused kernel wants the count of steps beside the weight."""
+        if name == "step":
+            return value.to(p.device, torch.float32) if is_fused else value
+        return value.to("cpu" if self.is_on_host else p.device, p.dtype)
 
     def _groups_of_weights(self) -> Iterator[list[Tensor]]:
         """In order, as many as may have their state on the device at once. A larger single one goes alone."""
@@ -141,6 +159,15 @@ class KeptStateOptimizer(Optimizer):
             # A copy also where the host is the device: the optimizer writes into it.
             return value.to(device, non_blocking=True, copy=True) if self.is_on_host else value
         return value
+
+
+def _saved(kept: dict[str, Any]) -> dict[str, Any]:
+    """What is in 8 bits becomes four times as large, in host memory."""
+    return {name: _on_host(value) if isinstance(value, Packed) else value for name, value in kept.items()}
+
+
+def _on_host(packed: Packed) -> Tensor:
+    return unpack(Packed(packed.codes.cpu(), packed.scales.cpu(), packed.shape))
 
 
 @contextlib.contextmanager

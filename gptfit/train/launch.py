@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ from gptfit.device.processes import LOST_PEER, RESTARTS_VARIABLE, START_VARIABLE
 from gptfit.errors import DeviceError, RunError
 
 MOST_RESTARTS = 3
-SECONDS_TO_SAVE = 600  # after a signal, before the processes are killed
+SECONDS_TO_SAVE = 600  # after a signal, before the processes are killed; torch before 2.12 knows 30 only
 
 
 def launch(words: Sequence[str], count: int, device: str, say: Callable[[str], None]) -> int:
     """`gptfit` with these words in `count` processes of this machine; returns when all have ended."""
     _check_cards(count, device)
     os.environ[START_VARIABLE] = uuid.uuid4().hex
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     for restart in range(MOST_RESTARTS + 1):
@@ -52,7 +55,6 @@ def _run(words: Sequence[str], count: int) -> str | int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,  # ours are for killed processes only: bad input stays bad
         monitor_interval=0.1,
-        shutdown_timeout=SECONDS_TO_SAVE,
     )
     try:
         elastic_launch(config, sys.executable)("-m", "gptfit", *words)
@@ -87,7 +89,25 @@ def leave_word(line: str) -> None:
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file:
         word = {"message": {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}}
-        Path(file).write_text(json.dumps(word), encoding="utf-8")
+        with suppress(OSError):  # what was wrong is on the screen too
+            Path(file).write_text(json.dumps(word), encoding="utf-8")
+
+
+def is_said(line: str) -> bool:
+    """Whether another process of this machine's torchrun said the same, in this attempt or an earlier one."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    # torchrun has a folder for the run, in it one for each attempt, in that one for each process. A file that somebody else
+    # names is in a folder of theirs, where a note of ours would silence the next run too.
+    attempt = Path(file).absolute().parent.parent if file else None
+    if attempt is None or not attempt.name.startswith("attempt_"):
+        return False
+    try:
+        (attempt.parent / f"said-{hashlib.sha256(line.encode()).hexdigest()[:16]}").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except OSError:
+        pass  # better twice than never
+    return False
 
 
 def is_launched() -> bool:

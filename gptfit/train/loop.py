@@ -14,11 +14,11 @@ import torch
 
 from gptfit.checkpoint.extend import is_decay_start
 from gptfit.config.start_model import is_pretrained
-from gptfit.device.device import is_out_of_memory
+from gptfit.device.out_of_memory import is_out_of_memory
 from gptfit.errors import DataError, RunError
 from gptfit.logs.events import Eval
 from gptfit.schedule import knobs
-from gptfit.train.batches import Batch, EpochSampler
+from gptfit.train.batches import Batch, EpochSampler, counted_share
 from gptfit.train.climb import next_rung
 from gptfit.train.clock import RunClock
 from gptfit.train.engine import Update, collection_frozen
@@ -28,14 +28,14 @@ from gptfit.train.faults import (
     NonFiniteCount,
     SignalWatch,
     Stopped,
-    out_of_memory_advice,
-    smaller_micro_batch,
 )
 from gptfit.train.meter import Meter
+from gptfit.train.out_of_memory import out_of_memory_advice, smaller_micro_batch
 from gptfit.train.parallel import Passes
 from gptfit.train.progress import Progress, StepStart
 from gptfit.train.randomness import rng_state, seed_step, set_rng_state
 from gptfit.train.restore import restore_from
+from gptfit.train.samples import Sampling
 from gptfit.train.saver import Saver
 from gptfit.train.setup import Run
 from gptfit.units import duration
@@ -53,11 +53,13 @@ class Loop:
     meter: Meter
     saver: Saver
     clock: RunClock
+    sampling: Sampling | None = None
     start: StepStart = field(default_factory=StepStart)
     bad: NonFiniteCount = field(default_factory=NonFiniteCount)
 
     def __post_init__(self) -> None:
         self.micro_batch = self.run.config.batch_size
+        self.sampled_step = self.progress.step if self.run.config.init_from == "resume" else -1
 
     def train(self) -> str:
         """Returns why it ended; what can be resumed is on the disk by then."""
@@ -100,6 +102,8 @@ class Loop:
                 self._mark_start()
                 if reason:
                     return reason
+            if self._is_sample_due():
+                self._sample()
             if progress.step >= config.max_iters:
                 return "max_iters"
             self._step()
@@ -114,10 +118,27 @@ class Loop:
         is_scheduled = step % config.eval_interval == 0 or step >= config.max_iters
         return is_scheduled and self.progress.evaluated_step != step
 
+    def _is_sample_due(self) -> bool:
+        """An untrained model has nothing to show; a resumed run showed it already."""
+        step, config = self.progress.step, self.run.config
+        if self.sampling is None or step == self.sampled_step or (step == 0 and not is_pretrained(config)):
+            return False
+        return step % config.sample_interval == 0 or step >= config.max_iters
+
+    def _sample(self) -> None:
+        assert self.sampling is not None
+        self.sampled_step = self.progress.step
+        poll = self.signals.poll if self.run.processes.is_alone else None
+        for sample in self.sampling.samples(self.progress.step, poll):
+            self.run.report.emit(sample)
+        if self.sampling.problem:
+            self.run.report.tell("note", self.progress.step, f"no more samples: {self.sampling.problem}")
+            self.sampling = None
+
     def _mark_start(self) -> None:
         """Everything random about the coming step is fixed here, so that the step can be repeated."""
         if self.run.config.sampling == "epoch":
-            seed_step(self.run.config.seed, self.progress.step, self.run.processes.rank)
+            seed_step(self.run.config.seed, self.progress.step, self.run.processes.rank, self.run.device)
         self.start = StepStart(rng_state(self.run.device), self.run.sampler.state())
 
     def _return_to_start(self) -> None:
@@ -180,15 +201,15 @@ class Loop:
         progress.seconds += seconds
         progress.tokens += run.tokens_of(progress.step)
         self.meter.count(run.tokens_of(progress.step), seconds)
-        if not update.applied:
+        if not update.applied and not update.is_empty:
             what = f"loss {update.loss}, gradient norm {update.grad_norm}"
             run.report.tell("nonfinite", progress.step, f"{what}: update {progress.step} skipped, weights unchanged")
-        if progress.step % run.config.log_interval == 0:
+        if progress.step % run.config.log_interval == 0 and not update.is_empty:
             run.report.emit(self.meter.step_event(update, progress, seconds))
         progress.step += 1
         if isinstance(run.sampler, EpochSampler):
             progress.window = run.sampler.position(progress.step)
-        if not self._is_scale_search(update) and self.bad.seen(update.applied):
+        if not self._is_scale_search(update) and self.bad.seen(update.applied or update.is_empty):
             self._roll_back()
         if was_watched and not run.engine.products.is_watched:
             self._judge_products()
@@ -196,7 +217,7 @@ class Loop:
     def _judge_products(self) -> None:
         """The first steps in a faster format are done: it stays, or bfloat16 takes its place."""
         run, products = self.run, self.run.engine.products
-        mean = torch.tensor(products.differences).mean().to(run.device.torch_device)
+        mean = torch.tensor(list(products.differences.values())).mean().to(run.device.torch_device)
         stays, told = verdict(products.name, float(run.processes.average(mean)))
         run.report.tell("note", self.progress.step, told)
         if not stays:
@@ -208,31 +229,38 @@ class Loop:
         run, step = self.run, self.progress.step
         began = self.clock.now()
         passes = Passes(updates=run.windows_of(step) // self.micro_batch)
-        loss_sum = run.engine.together(self._micro_steps, passes)
-        update = run.engine.update(loss_sum, run.even_micro_steps(step, self.micro_batch), knobs(run.config, step))
+        loss_sum, counted = run.engine.together(self._micro_steps, passes)
+        micro_steps = run.even_micro_steps(step, self.micro_batch)
+        update = run.engine.update(loss_sum, micro_steps, knobs(run.config, step), counted)
         run.device.synchronize()
         return update, self.clock.now() - began
 
-    def _micro_steps(self) -> torch.Tensor:
-        """This process's share of an update: its gradients, exchanged with the last of them, and the sum of its losses."""
+    def _micro_steps(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """This process's share of an update: its gradients, exchanged with the last of them, and the sum of its losses.
+
+        And the sum of the shares of tokens that count, where not all do.
+        """
         run, step = self.run, self.progress.step
         micro_steps = run.windows_of(step) // self.micro_batch
         run.engine.begin_step(knobs(run.config, step))
         loss_sum = torch.zeros((), device=run.device.torch_device)
+        counted = torch.zeros_like(loss_sum) if run.engine.model.loss_is_masked else None
         for micro_step in range(micro_steps):
             if run.processes.is_alone:
                 self.signals.poll()
             is_last = micro_step == micro_steps - 1
             batch = run.feeds["train"].take()
             if micro_step == 0 and run.engine.products.is_watched:
-                run.engine.products.watch(batch)
+                run.engine.products.watch(batch, step)
             loss = run.engine.forward_micro_step(batch, is_last)
             # After forward and before backward: where nanoGPT draws its next batch from the random stream.
             self._prefetch(*(step + 1, 0) if is_last else (step, (micro_step + 1) * self.micro_batch))
             run.engine.backward_micro_step(loss, run.even_micro_steps(step, self.micro_batch))
             loss_sum += loss.detach()
+            if counted is not None:
+                counted += counted_share(batch)
         run.engine.ready_optimizer()
-        return loss_sum
+        return loss_sum, counted
 
     def _surviving_memory(self, action: Callable[[], T]) -> T:
         """Do it; when memory runs out, again with half the micro-batch, from the beginning of the step."""
@@ -353,6 +381,9 @@ class Loop:
         bad_step, window = progress.step, progress.window
         restore_from(checkpoint, run.engine)
         progress.step = self.saver.saved_step = checkpoint.iter_num
+        # What came after it is gone, also for who reads the log: it is due again.
+        progress.evaluated_step = min(progress.evaluated_step, progress.step)
+        self.sampled_step = min(self.sampled_step, progress.step)
         if isinstance(run.sampler, EpochSampler):
             run.sampler.base_step, run.sampler.base_window = progress.step, window
         run.report.tell(

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from gptfit.config.keys import TrainConfig
-from gptfit.config.recipe import SCALARS, OwnRate, adamw_rate
+from gptfit.config.recipe import OwnRate, adamw_rate, scalar_rates
 from gptfit.device.device import Device, has_bf16
 from gptfit.device.processes import ALONE, Processes
 from gptfit.model.base import LanguageModel
@@ -51,14 +51,14 @@ def make_muon(
 def _groups(
     parameters: Mapping[str, nn.Parameter], shape: ModelShape, config: TrainConfig, device: Device
 ) -> Iterator[Group]:
-    weights = shape.weights()
+    weights, scalars = shape.weights(), scalar_rates(config.tokens_per_iter())
     matrices = [w.name for w in weights if w.kind == "matrix"]
     for parts in (1, 3):
         members = [parameters[name] for name in matrices if _parts(name) == parts]
         how = {"is_normalized": config.normuon, "is_cautious": config.cautious_decay}
         yield {"params": members, "parts": parts, "weight_decay": config.weight_decay, **how}
     for kind in ("embedding", "table", "position", "head", "gate", "vector", "scalar"):
-        named = {w.name: SCALARS.get(w.name, OwnRate()) for w in weights if w.kind == kind}
+        named = {w.name: scalars.get(w.name, OwnRate()) for w in weights if w.kind == kind}
         for own in sorted(set(named.values())):
             rate = own.rate or _own_rate(kind, config, shape)
             scale = rate / config.learning_rate if config.learning_rate else 1.0
@@ -78,7 +78,7 @@ def _own_rate(kind: str, config: TrainConfig, shape: ModelShape) -> float:
         return config.embedding_lr
     if kind == "head" and config.head_lr:
         return config.head_lr
-    return adamw_rate(kind, shape)
+    return adamw_rate(kind, shape, config.tokens_per_iter())
 
 
 class Muon(Optimizer):
@@ -112,6 +112,14 @@ class Muon(Optimizer):
         for group, members in self._parts_of_step():
             (self._step_matrices if "parts" in group else self._step_adamw)(group, members)
         return None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; a run that begins to even its rows has no squares of them yet."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if group["is_normalized"] and self.state.get(p):
+                    self.state[p].setdefault("row_squares", p.new_zeros(p.shape[0], 1))
 
     def _parts_of_step(self) -> Iterator[tuple[Group, list[Tensor]]]:
         """Matrices of one shape together: torch.optim.Muon's loop over them leaves a GPU waiting for launches."""

@@ -47,7 +47,8 @@ def whole_state(saved: dict[str, Any], parameters: list[Tensor], processes: Proc
     state: dict[int, dict[str, Any]] = {}
     for number, name, value in entries(saved):
         if isinstance(value, Tensor) and value.dim() > 0:
-            value = gather(value, whole_shape(parameters[number])[0], processes)
+            p = parameters[number]  # what is kept on the host goes through the device, one at a time
+            value = gather(value.to(p.device), whole_shape(p)[0], processes)
         if processes.is_master:
             state.setdefault(number, {})[name] = value.cpu() if isinstance(value, Tensor) else value
     return {**saved, "state": state}

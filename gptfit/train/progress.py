@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from gptfit.train import overfitting
 from gptfit.train.randomness import RngState
 
 NANOGPT_NO_LOSS = 1e9  # nanoGPT's best_val_loss before the first eval
-RISES_BEFORE_WARNING = 3
 
 
 @dataclass
@@ -31,11 +31,8 @@ class Progress:
 
     def record_eval(self, train_loss: float, val_loss: float) -> bool:
         """Whether this is the best model so far."""
-        before_train, before_val = self.last_train_loss, self.last_val_loss
-        rose = (
-            before_train is not None and before_val is not None and train_loss < before_train and val_loss > before_val
-        )
-        self.rises = self.rises + 1 if rose else 0
+        before = (self.last_train_loss, self.last_val_loss)
+        self.rises = self.rises + 1 if overfitting.moved_apart(before, (train_loss, val_loss)) else 0
         self.last_train_loss, self.last_val_loss = train_loss, val_loss
         self.evaluated_step = self.step
         is_best = val_loss < self.best_val_loss
@@ -46,7 +43,7 @@ class Progress:
 
     @property
     def starts_overfitting(self) -> bool:
-        return self.rises == RISES_BEFORE_WARNING
+        return overfitting.is_noticed(self.rises)
 
     def as_saved(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

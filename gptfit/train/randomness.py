@@ -11,9 +11,9 @@ from gptfit.train.order import mix
 RngState = dict[str, Tensor]
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
+def seed_step(seed: int, step: int, rank: int, device: Device) -> None:
     """Dropout of a step as a function of (seed, step, rank), so that a resumed run needs no saved stream."""
-    torch.manual_seed(mix(mix(seed, step), rank) & 0x7FFF_FFFF_FFFF_FFFF)
+    device.seed(mix(mix(seed, step), rank) & 0x7FFF_FFFF_FFFF_FFFF)
 
 
 def rng_state(device: Device) -> RngState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +19,15 @@ from gptfit.train.parts import whole_shape
 from gptfit.train.progress import Progress, StepStart
 from gptfit.train.randomness import seed_step, set_rng_state
 
+NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
 
 def restore_from(checkpoint: Checkpoint, engine: Engine) -> Progress:
     """The engine as it was at the checkpoint, and how far the run was then."""
     load_weights(engine.model, checkpoint)
     if checkpoint.optimizer is not None:
         _load_optimizer(checkpoint, engine)
+    _check_average(checkpoint, engine)
     engine.tail.restore(checkpoint.average, checkpoint.averaged)
     saved = checkpoint.progress
     if engine.scaler.is_enabled() and saved.get("scaler"):
@@ -59,7 +63,7 @@ def resume_position(checkpoint: Checkpoint, engine: Engine, sampler: Sampler) ->
         sampler.restore(starts[rank]["drawn"])
     else:
         # nanoGPT saves no random state; a stream of its own at least does not replay the data from the start.
-        seed_step(engine.config.seed, checkpoint.iter_num, rank)
+        seed_step(engine.config.seed, checkpoint.iter_num, rank, engine.device)
 
 
 def saved_progress(progress: Progress, start: StepStart, engine: Engine, sampler: Sampler) -> dict[str, Any]:
@@ -77,7 +81,8 @@ def _load_optimizer(checkpoint: Checkpoint, engine: Engine) -> None:
     assert checkpoint.optimizer is not None
     saved = copy.copy(checkpoint.optimizer)
     groups = engine.optimizer.param_groups
-    if [len(g["params"]) for g in saved.get("param_groups", [])] != [len(g["params"]) for g in groups]:
+    numbers = itertools.count()  # torch numbers them in the order of the groups
+    if [g["params"] for g in saved.get("param_groups", [])] != [[next(numbers) for _ in g["params"]] for g in groups]:
         raise RunError(
             f"{checkpoint.path}: its optimizer state is not that of {engine.config.optimizer} for this model"
         )
@@ -92,25 +97,42 @@ def _load_optimizer(checkpoint: Checkpoint, engine: Engine) -> None:
 def _check_state(checkpoint: Checkpoint, engine: Engine) -> None:
     """Every tensor of the state has the shape of its parameter; torch would take any, and crash in the first step."""
     assert checkpoint.optimizer is not None
-    state = checkpoint.optimizer.get("state", {})
-    for group, saved in zip(engine.optimizer.param_groups, checkpoint.optimizer["param_groups"], strict=True):
-        for parameter, place in zip(group["params"], saved["params"], strict=True):
-            if wrong := _wrong_entry(state.get(place, {}), parameter, "parts" in group):
-                raise RunError(
-                    f"{checkpoint.path}: its optimizer state is damaged ({wrong} of parameter {place})",
-                    fix="use another one",
-                )
+    state = checkpoint.optimizer["state"]
+    members = [(group, parameter) for group in engine.optimizer.param_groups for parameter in group["params"]]
+    for place, entry in state.items():
+        group, parameter = members[place] if place < len(members) else ({}, None)
+        wrong = "a state" if parameter is None else _wrong_entry(entry, parameter, _needed(group, checkpoint))
+        if wrong:
+            raise RunError(
+                f"{checkpoint.path}: its optimizer state is damaged ({wrong} of parameter {place})",
+                fix="use another one",
+            )
 
 
-def _wrong_entry(entry: Mapping[str, Any], parameter: Tensor, is_muon: bool) -> str | None:
-    needed = ("momentum_buffer",) if is_muon else ("step", "exp_avg", "exp_avg_sq")
+def _needed(group: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What is kept of each parameter of a group. Of a run that did not even its rows yet, no squares of rows."""
+    if "parts" not in group:
+        return "step", "exp_avg", "exp_avg_sq"
+    is_even = group["is_normalized"] and checkpoint.config.get("normuon")
+    return ("momentum_buffer", "row_squares") if is_even else ("momentum_buffer",)
+
+
+def _wrong_entry(entry: Mapping[str, Any], parameter: Tensor, needed: tuple[str, ...]) -> str | None:
     if entry and (missing := [name for name in needed if not isinstance(entry.get(name), Tensor)]):
         return f"no {missing[0]}"
     for name, value in entry.items():
         shape = whole_shape(parameter)
         shape = torch.Size((*shape[:1], 1)) if name == "row_squares" else shape
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        if not isinstance(value, Tensor) or value.dtype not in NUMBERS:
             return f"{name}, which is no tensor of numbers"
         if not (value.numel() == 1 and bool(value >= 0) if name == "step" else value.shape == shape):
             return f"{name} of shape {tuple(value.shape)}"
     return None
+
+
+def _check_average(checkpoint: Checkpoint, engine: Engine) -> None:
+    """Of every weight or of none; one with two places has one name."""
+    if checkpoint.average and (odd := checkpoint.average.keys() ^ engine.parallel.parameters.keys()):
+        raise RunError(
+            f"{checkpoint.path}: its average is not that of this model ({min(odd)[:80]})", fix="use another one"
+        )

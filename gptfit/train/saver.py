@@ -37,8 +37,9 @@ class Saver:
         """
         if self.saved_step != self.progress.step:
             is_saved = self._save(self.run.store.save_last, start, is_end)
-            # Only the first process knows, and all must agree on when to save.
-            self.saved_step = self.progress.step if is_saved or not self.run.processes.is_alone else self.saved_step
+            # Only the first process knows whether the disk took it, and all must agree on when to save again.
+            [has_failed] = self.run.processes.any_of([not is_saved], self.run.device)
+            self.saved_step = self.saved_step if has_failed else self.progress.step
             self.saved_at = self.clock.now()
         self._save_waiting_best(is_end)
 
@@ -59,7 +60,7 @@ class Saver:
         if self._waiting_best is not None and self._write(self.run.store.save_best, self._waiting_best, is_end):
             self._waiting_best = None
 
-    def _save(self, write: Callable[[Checkpoint], None], start: StepStart, is_end: bool = False) -> bool:
+    def _save(self, write: Callable[[Checkpoint, bool], None], start: StepStart, is_end: bool = False) -> bool:
         checkpoint = self._checkpoint(start, is_end)
         if checkpoint is None:
             return False
@@ -74,11 +75,11 @@ class Saver:
             self._failed(error, is_end)
             return None
 
-    def _write(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint, is_end: bool) -> bool:
+    def _write(self, write: Callable[[Checkpoint, bool], None], checkpoint: Checkpoint, is_end: bool) -> bool:
         """The first process writes. A disk that cannot take it is reported and the run goes on, except at its end."""
         report, step = self.run.report, self.progress.step
         try:
-            write(checkpoint)
+            write(checkpoint, is_end)
         except RunError as error:
             self._failed(error, is_end)
             return False

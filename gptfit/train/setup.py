@@ -196,6 +196,7 @@ def build_run(
     engine = build_engine(config, data.shape, device, processes)
     if engine.parallel.is_sharded:
         torch.manual_seed(config.seed + processes.rank)
+    engine.model.loss_is_masked = data.files["train"].is_masked
     feeds = {name: Feed(file, config.block_size, device) for name, file in data.files.items()}
     peak_tflops, peak_basis = device.peak_rate()
     paces, are_open = first_paces(config, device, processes)

@@ -56,6 +56,7 @@ class Sharded(Alone):
         assert isinstance(model, FSDPModule)
         self._model, self._device, self._processes = model, device, processes
         self._divided = list(model.parameters())
+        self._host_mesh = init_device_mesh("cpu", (processes.count,))
         self._exchange = Exchange()
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -130,7 +131,8 @@ class Sharded(Alone):
     def divided(self, name: str, rows: Tensor) -> Tensor:
         shape = torch.Size((whole_shape(self.parameters[name])[0], *rows.shape[1:]))
         stride = torch.empty(shape, device="meta").stride()
-        mesh = self._divided[0].device_mesh  # type: ignore[attr-defined]
+        # torch would bring rows on the host to the mesh's device, where there may be no room for them
+        mesh = self._host_mesh if rows.device.type == "cpu" else self._divided[0].device_mesh  # type: ignore[attr-defined]
         return DTensor.from_local(rows, mesh, [Shard(0)], shape=shape, stride=stride)
 
     def _rehearse(self) -> None:

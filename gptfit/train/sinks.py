@@ -16,7 +16,7 @@ from gptfit.logs.events import Event, Message
 from gptfit.logs.runlog import RUN_LOG, RunLogWriter
 from gptfit.train.courier import Courier
 from gptfit.train.messenger import Messenger
-from gptfit.train.trackers import Sink, open_tracker, wanted_trackers
+from gptfit.train.trackers import Sink, open_tracker, overruled, wanted_trackers
 
 Reporter = Callable[[Event], None]
 
@@ -41,6 +41,8 @@ class Report:
         self._sinks[RUN_LOG] = RunLogWriter(folder / RUN_LOG)
         for name in wanted_trackers(config):
             self._guarded(name, partial(self._open_tracker, name, config, folder))
+        for line in overruled(config):
+            self._say(line)
         if config.notify:
             self._sinks["notify"] = Courier(Messenger(config.notify, folder.name or str(folder)))
 

@@ -44,7 +44,7 @@ class TailAverage:
     def _own(self, name: str, whole: Tensor) -> Tensor:
         p = self._parameters[name]
         own = own_rows(whole, self._processes.rank, self._processes.count) if isinstance(p, Part) else whole
-        return own.to(p.device, copy=True)
+        return own.to(p.device, p.dtype, copy=True)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

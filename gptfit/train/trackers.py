@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from gptfit.config.keys import TrainConfig
+from gptfit.config.keys import DEFAULTS, TrainConfig
 from gptfit.errors import ConfigError
 from gptfit.logs.events import Eval, Event, Step
 
@@ -60,11 +62,11 @@ def charted(event: Event) -> dict[str, float]:
 
 
 class WandbSink:
-    """Weights & Biases, or trackio, which has the same three calls. Offline mode is wandb's own WANDB_MODE=offline."""
+    """Weights & Biases, or trackio, which has the same three calls."""
 
-    def __init__(self, library: Any, config: TrainConfig, **options: Any) -> None:
+    def __init__(self, library: Any, config: TrainConfig, options: Mapping[str, str]) -> None:
         self._library = library
-        library.init(project=config.wandb_project, name=config.wandb_run_name, config=config.as_dict(), **options)
+        library.init(config=config.as_dict(), **options)
 
     def append(self, event: Event) -> None:
         values = charted(event)
@@ -92,16 +94,38 @@ class TensorboardSink:
         self._writer.close()
 
 
+# What wandb.init is given, unless wandb's own variable says it: an argument would override that without a word.
+WANDB_VARIABLES = {"project": "WANDB_PROJECT", "name": "WANDB_NAME", "dir": "WANDB_DIR"}
+WANDB_KEYS = {"project": "wandb_project", "name": "wandb_run_name"}
+
+
 def _wandb(config: TrainConfig, folder: Path) -> Sink:
     import wandb
 
-    return WandbSink(wandb, config, dir=str(folder))
+    options = {**_names(config), "dir": str(folder)}
+    return WandbSink(wandb, config, {k: v for k, v in options.items() if not os.environ.get(WANDB_VARIABLES[k])})
+
+
+def overruled(config: TrainConfig) -> list[str]:
+    """A line for each key of the config that wandb's environment overrules."""
+    if "wandb" not in wanted_trackers(config):
+        return []
+    lines = []
+    for option, key in WANDB_KEYS.items():
+        said, wanted = os.environ.get(WANDB_VARIABLES[option]), getattr(config, key)
+        if said and wanted not in (said, DEFAULTS[key]):
+            lines.append(f"wandb: {option} {said!r} from {WANDB_VARIABLES[option]}, not {key} = {wanted!r}")
+    return lines
 
 
 def _trackio(config: TrainConfig, folder: Path) -> Sink:
     import trackio
 
-    return WandbSink(trackio, config)
+    return WandbSink(trackio, config, _names(config))
+
+
+def _names(config: TrainConfig) -> dict[str, str]:
+    return {"project": config.wandb_project, "name": config.wandb_run_name}
 
 
 def _tensorboard(config: TrainConfig, folder: Path) -> Sink:

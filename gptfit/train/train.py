@@ -8,18 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gptfit.checkpoint.extend import checkpoint_for_horizon
-from gptfit.checkpoint.format import BEST, LAST, Checkpoint, load_checkpoint, load_weights, newest_readable
+from gptfit.checkpoint.extend import before_decay_of
+from gptfit.checkpoint.format import (
+    BEFORE_DECAY,
+    BEST,
+    LAST,
+    Checkpoint,
+    load_checkpoint,
+    load_weights,
+    newest_readable,
+)
 from gptfit.checkpoint.pretrained import adopt_model, load_pretrained
 from gptfit.checkpoint.resume import check_resume
 from gptfit.checkpoint.store import CheckpointStore, lock_run_folder, make_run_folder
 from gptfit.config.keys import TrainConfig, find_warnings
 from gptfit.config.optimizer_facts import facts_of
 from gptfit.config.start_model import is_pretrained
-from gptfit.device.device import find_device, is_out_of_memory
+from gptfit.device.device import find_device
 from gptfit.device.formats import check_formats
+from gptfit.device.out_of_memory import is_out_of_memory
 from gptfit.device.processes import (
     LOST_PEER,
+    Processes,
     find_processes,
     is_lost_peer,
     is_restart,
@@ -30,7 +40,7 @@ from gptfit.device.processes import (
 from gptfit.errors import GptfitError, RunError
 from gptfit.logs.events import End
 from gptfit.notify import check_target
-from gptfit.train.climb import config_that_fits
+from gptfit.train.climb import config_that_fits_all
 from gptfit.train.clock import RunClock
 from gptfit.train.faults import SignalWatch
 from gptfit.train.header import run_header
@@ -38,6 +48,7 @@ from gptfit.train.loop import Loop
 from gptfit.train.meter import Meter
 from gptfit.train.progress import NANOGPT_NO_LOSS, Progress
 from gptfit.train.restore import restore_from, resume_position
+from gptfit.train.samples import Sampling
 from gptfit.train.saver import Saver
 from gptfit.train.setup import Data, Run, build_run, check_processes, open_data
 from gptfit.train.sinks import Report, Reporter, ignore
@@ -71,7 +82,6 @@ class TrainResult:
 def train(config: TrainConfig, reporter: Reporter = ignore) -> TrainResult:
     """Run until max_iters or a reason to stop. Every event goes to `reporter` as it goes to run.jsonl."""
     processes = find_processes()
-    config = _resuming_if_restarted(config)
     config = adopt_model(config) if is_pretrained(config) else config
     check_processes(config, processes)
     check_trackers(config)
@@ -85,17 +95,18 @@ def train(config: TrainConfig, reporter: Reporter = ignore) -> TrainResult:
     report = Report(reporter, processes.is_master)
     try:
         with SignalWatch() as signals:
+            config = _resuming_if_restarted(config, processes)
             store = CheckpointStore(folder, config.keep_checkpoints, processes.is_master)
-            config, measures = config_that_fits(config, data.shape, device, processes.count)
+            config, measures = config_that_fits_all(config, data.shape, device, processes)
             run = _build(config, data, device, processes, store, report)
             try:
                 return _train(run, data, signals, measures)
-            except RuntimeError as error:
-                if processes.is_alone or not is_lost_peer(error):
-                    raise
-                raise RunError(LOST_PEER, fix="the last checkpoint stands: resume with --init_from=resume") from None
             finally:
                 run.close()
+    except RuntimeError as error:
+        if processes.is_alone or not is_lost_peer(error):
+            raise
+        raise RunError(LOST_PEER, fix="the last checkpoint stands: resume with --init_from=resume") from None
     finally:
         report.close()
         leave(processes)
@@ -117,13 +128,22 @@ def _build(*parts: Any) -> Run:
         ) from None
 
 
-def _resuming_if_restarted(config: TrainConfig) -> TrainConfig:
-    """torchrun starts killed processes again with the same words; what this start saved is gone on from."""
-    if config.init_from == "resume" or not is_restart() or not (Path(config.out_dir) / LAST).is_file():
+def _resuming_if_restarted(config: TrainConfig, processes: Processes) -> TrainConfig:
+    """torchrun starts killed processes again with the same words; what this start saved is gone on from.
+
+    One on a machine that took a lost one's place does not know that there was a start before: the others say so.
+    """
+    if config.init_from == "resume" or not any(processes.gather(is_restart())):
         return config
-    checkpoint, _ = newest_readable(Path(config.out_dir), lazy=True)
-    is_ours = checkpoint.progress.get("start") == this_start()
+    is_ours = processes.gather(processes.is_master and _is_of_this_start(Path(config.out_dir)))[0]
     return dataclasses.replace(config, init_from="resume") if is_ours else config
+
+
+def _is_of_this_start(folder: Path) -> bool:
+    if not (folder / LAST).is_file():
+        return False
+    checkpoint, _ = newest_readable(folder, lazy=True)
+    return bool(checkpoint.progress.get("start") == this_start())
 
 
 def _train(run: Run, data: Data, signals: SignalWatch, measures: str | None) -> TrainResult:
@@ -141,7 +161,9 @@ def _train(run: Run, data: Data, signals: SignalWatch, measures: str | None) -> 
         report.tell(kind, progress.step, note)
     saved_step = progress.step if config.init_from == "resume" else -1
     clock = RunClock().start()
-    loop = Loop(run, progress, signals, Meter(run), Saver(run, progress, clock, saved_step), clock)
+    loop = Loop(
+        run, progress, signals, Meter(run), Saver(run, progress, clock, saved_step), clock, _sampling(run, data)
+    )
     try:
         reason = loop.train()
     finally:
@@ -149,6 +171,17 @@ def _train(run: Run, data: Data, signals: SignalWatch, measures: str | None) -> 
     result = _result(loop, reason)
     report.emit(End(reason, result.step, result.seconds, result.best_val_loss))
     return result
+
+
+def _sampling(run: Run, data: Data) -> Sampling | None:
+    """In one process, which must have the whole model to write anything."""
+    config = run.config
+    if not config.sample_interval or config.eval_only or not run.processes.is_master:
+        return None
+    if run.engine.parallel.is_sharded:
+        run.report.tell("note", 0, "no samples: the model is divided among the processes")
+        return None
+    return Sampling(data.info, config.sample_prompts, data.files["val"], run.engine)
 
 
 def _checkpoint_bytes(run: Run) -> int:
@@ -166,33 +199,44 @@ def _starting_point(run: Run) -> tuple[Progress, list[tuple[str, str]]]:
         if aside:
             notes.append(("note", f"the checkpoints of an earlier run were moved to {aside}"))
         return Progress(), notes
-    checkpoint, damaged = newest_readable(run.store.folder)
-    checkpoint = checkpoint_for_horizon(run.store, checkpoint, run.config, run.processes.is_master)
+    last, damaged = newest_readable(run.store.folder)
+    earlier = before_decay_of(run.store, last, run.config)
+    checkpoint = earlier or last
+    run.processes.wait()  # from here on the first process moves and removes files that the others had to read
+    if earlier and run.processes.is_master:
+        run.store.go_back_to(run.store.folder / BEFORE_DECAY, earlier.iter_num, last.iter_num)
     notes = [("damaged", f"{line} (done automatically)") for line in damaged]
     known = checkpoint.config.get("init_from", "resume")
     run.origin = "scratch" if known == "resume" else known  # a nanoGPT checkpoint may say only that it was resumed
     changed = check_resume(checkpoint, run.config, run.shape)
     progress = restore_from(checkpoint, run.engine)
     if checkpoint.progress:
-        _believe_the_disk(progress, run.store)
+        _believe_the_disk(progress, run.store, went_back=earlier is not None)
     resume_position(checkpoint, run.engine, run.sampler)
     if run.wants_paces and len(paces := checkpoint.progress.get("paces", [])) == run.processes.count:
         run.take_paces(paces)
-    run.store.last_step = checkpoint.iter_num if checkpoint.path == run.store.folder / LAST else None
+    if checkpoint.path == run.store.folder / LAST:
+        run.store.last_step = checkpoint.iter_num
+        if run.processes.is_master and not run.config.eval_only:
+            run.store.remove_surplus()  # what a kill right after the last save left; its copies may be all there is else
     notes.append(("resume", _resume_sentence(checkpoint, changed)))
     return progress, notes
 
 
-def _believe_the_disk(progress: Progress, store: CheckpointStore) -> None:
-    """The best loss is that of the model in best.pt: one that could not be written does not count."""
-    if progress.best_step == 0:
+def _believe_the_disk(progress: Progress, store: CheckpointStore, went_back: bool) -> None:
+    """The best loss is that of the model in best.pt: one that could not be written does not count.
+
+    One that is better than the checkpoint knows came from an evaluation that the resumed run repeats, except where it
+    went back to an earlier step: there it must not be replaced by a worse model.
+    """
+    if progress.best_step == 0 and not went_back:
         return  # the untrained model is not kept
     try:
         kept = load_checkpoint(store.folder / BEST, lazy=True)
     except GptfitError:
         progress.best_val_loss = NANOGPT_NO_LOSS
         return
-    if kept.best_val_loss > progress.best_val_loss:
+    if went_back or kept.best_val_loss > progress.best_val_loss:
         progress.best_val_loss, progress.best_step = kept.best_val_loss, kept.iter_num
 
 

@@ -1,150 +1,182 @@
-"""A tuning session: asks what to measure next, measures it, and stops when stable, out of time or interrupted."""
+"""Tune: a config and options in, the fastest micro-batch out; each result goes into the cache as soon as it is there."""
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
 
+from gptfit import measured
 from gptfit.config.keys import TrainConfig
-from gptfit.device.local_gpu import used_bytes
-from gptfit.errors import DeviceError
+from gptfit.device.processes import find_processes
+from gptfit.errors import RunError, UsageError
+from gptfit.plan.calibration import newest
 from gptfit.shape import ModelShape
-from gptfit.tune.rank import Score, score_all, winner
-from gptfit.tune.search import next_candidate
-from gptfit.tune.space import Space, candidate_config
-from gptfit.tune.trial_process import Ended, run_process
-from gptfit.tune.trials import Candidate, Machine, Trial, Variant, machine_from_json, timing_from_json
-
-PROBE_SECONDS = 120.0  # torch's import, a CUDA context and the compiler's first program on a slow disk
-TIMED_SECONDS = 3.0
-
-Reason = Literal["stable", "time", "interrupted"]
-# (candidate, whether it is its first trial, seconds it may take, what to call with the name of each stage)
-Measure = Callable[[Candidate, bool, float, Callable[[str], None]], Ended]
+from gptfit.tune.cache import measured_speed
+from gptfit.tune.curve_words import chunk_note, explain, failure_notes
+from gptfit.tune.measuring import Observer, Session, find_machine, make_measure, tune
+from gptfit.tune.rank import Score, is_shared, machine_notes
+from gptfit.tune.space import Space, make_space
+from gptfit.tune.trials import Candidate, Machine, Trial
+from gptfit.units import duration
 
 
-class Observer(Protocol):
-    """Who watches a session; all of it is optional."""
+@dataclass(frozen=True)
+class TuneOptions:
+    """What the user asked for."""
 
-    def started(self, candidate: Candidate, round_number: int) -> None: ...
-    def stage(self, name: str) -> None: ...
-    def finished(self, trial: Trial, session: Session) -> None: ...
+    minutes: float = 10.0
+    also: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    headroom: float = 0.08
+    memory_gib: float | None = None
+    trial_seconds: float = 300.0
+    varies_threads: bool = True
 
 
-@dataclass
-class Session:
-    """What has been measured so far, and why it ended."""
+@dataclass(frozen=True)
+class TuneResult:
+    """A session and everything needed to speak about it."""
 
-    space: Space
-    trials: list[Trial] = field(default_factory=list)
-    reason: Reason | None = None
-    elapsed_s: float = 0.0
+    config: TrainConfig
+    shape: ModelShape
+    machine: Machine
+    session: Session
+    notes: tuple[str, ...]
 
+    @property
     def scores(self) -> list[Score]:
-        return score_all(self.trials, self.space.workload)
+        return self.session.scores()
 
+    @property
     def best(self) -> Score | None:
-        return winner(self.scores(), self.space.limit_gib)
+        return self.session.best()
 
-    def main_variant(self) -> Variant:
-        """The settings whose curve tells most: the best's when it has a curve, else the config's own."""
-        best = self.best()
-        if best is not None and sum(s.candidate.variant == best.candidate.variant for s in self.scores()) > 1:
-            return best.candidate.variant
-        return self.space.base
+    @property
+    def peak(self) -> tuple[float, str] | None:
+        """(TFLOPS, basis) that MFU is taken against: the highest any trial found."""
+        found = [
+            (trial.timing.peak_tflops, trial.timing.peak_basis)
+            for trial in self.session.trials
+            if trial.timing is not None and trial.timing.peak_tflops
+        ]
+        return max(found, default=None)
 
+    def mfu(self, score: Score) -> float | None:
+        """None also where cores were shared: the peak was measured while others used them."""
+        if is_shared(self.session.trials):
+            return None
+        peak = self.peak
+        return self.shape.flops_per_token * score.tokens_per_s / 1e12 / peak[0] if peak else None
 
-def tune(
-    space: Space,
-    measure: Measure,
-    observer: Observer,
-    budget_s: float,
-    trial_limit_s: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> Session:
-    """Ctrl-C ends it like the end of the time: what was measured is kept."""
-    session = Session(space)
-    began = clock()
-    try:
-        while session.reason is None:
-            candidate = next_candidate(space, session.trials)
-            session.elapsed_s = clock() - began
-            left_s = budget_s - session.elapsed_s
-            has_result = any(trial.timing is not None for trial in session.trials)
-            if candidate is None:
-                session.reason = "stable"
-            elif has_result and left_s < expected_seconds(session.trials, candidate):
-                session.reason = "time"
-            else:
-                limit_s = min(trial_limit_s, left_s) if has_result else trial_limit_s
-                _one_trial(session, candidate, measure, observer, limit_s, is_cut=limit_s < trial_limit_s)
-    except KeyboardInterrupt:
-        session.reason = "interrupted"
-    session.elapsed_s = clock() - began
-    return session
+    def explanation(self) -> str:
+        return explain(self.scores, self.session.trials, self.session.main_variant(), self.machine.kind)
+
+    def why_nothing(self) -> str:
+        trials = self.session.trials
+        if not trials:
+            return "stopped before the first trial had finished; nothing was measured"
+        if all(trial.outcome == "oom" for trial in trials):
+            smallest = min(trial.candidate.micro_batch for trial in trials)
+            return f"micro-batch {smallest} is out of memory on {self.machine.device}; use a smaller model or block_size, or --checkpoint_activations=True"
+        if self.scores:
+            return "every size that ran uses the head-room; lower --headroom, or use a smaller model or block_size"
+        last = trials[-1]
+        return f"no trial finished; micro-batch {last.candidate.micro_batch}: {last.message}"
 
 
-def expected_seconds(trials: list[Trial], candidate: Candidate) -> float:
-    """How long this one will take: as it did last time, else as long as the longest first trial."""
-    same = [trial.duration_s for trial in trials if trial.candidate == candidate]
-    finished = [trial.duration_s for trial in trials if trial.timing is not None]
-    return same[-1] if same else max(finished, default=0.0)
+# Opens what watches a session once it is known what will be tried on which machine.
+OpenObserver = Callable[[TrainConfig, ModelShape, Machine, Space], AbstractContextManager[Observer]]
 
 
-def find_machine(config: TrainConfig) -> Machine:
-    """Asked of a process of its own: this one must hold no memory on the card while trials run."""
-    request = _request("machine", config)
-    ended = run_process(request, PROBE_SECONDS)
-    if ended.outcome != "ok":
-        raise DeviceError(ended.message or "the device did not answer; see `gptfit doctor`")
-    return machine_from_json(ended.values)
+@contextmanager
+def silent(config: TrainConfig, shape: ModelShape, machine: Machine, space: Space) -> Iterator[Observer]:
+    """Nobody watches."""
+    yield _Silent()
 
 
-def make_measure(config: TrainConfig, shape: ModelShape, machine: Machine, memory_gib: float | None = None) -> Measure:
-    """Trials of this config on the real device, each in its own process with a hard memory limit."""
-    limit_bytes = int(memory_gib * 1024**3) if memory_gib else 0
-    if machine.kind == "cpu":
-        # Without a limit the system would end some process of the user's, perhaps not the trial.
-        limit_bytes = min(limit_bytes or machine.free_bytes, machine.free_bytes)
+class _Silent:
+    def started(self, candidate: Candidate, round_number: int) -> None:
+        pass
 
-    def measure(candidate: Candidate, is_first: bool, limit_s: float, on_stage: Callable[[str], None]) -> Ended:
-        request = _request(
-            "trial",
-            candidate_config(config, candidate),
-            vocab_size=shape.vocab_size,
-            threads=candidate.variant.threads,
-            limit_bytes=limit_bytes,
-            timed_s=TIMED_SECONDS,
-            has_eval=is_first,
+    def stage(self, name: str) -> None:
+        pass
+
+    def finished(self, trial: Trial, session: Session) -> None:
+        pass
+
+
+def run_session(
+    config: TrainConfig, shape: ModelShape, options: TuneOptions, open_observer: OpenObserver = silent
+) -> TuneResult:
+    """Ctrl-C and SIGTERM end it with what was measured by then."""
+    if not find_processes().is_alone:
+        raise UsageError("tune measures one device", fix="run it without torchrun")
+    began = time.monotonic()
+    # Asked for compiled trials, the machine must say whether it can compile even if the config does not.
+    machine = find_machine(config.replace(compile=config.compile or "compile" in options.also))
+    own = newest(measured.read(), machine.device)
+    space = make_space(config, shape, machine, options.also, options.sizes, options.headroom, options.memory_gib, own)
+    if not options.varies_threads:
+        space = replace(space, axes=tuple(axis for axis in space.axes if axis.name != "threads"))
+    with _terminated_like_interrupted(), open_observer(config, shape, machine, space) as observer:
+        keeper = _Keeper(observer, config, shape, machine)
+        measure = make_measure(config, shape, machine, options.memory_gib)
+        left_s = 60 * options.minutes - (time.monotonic() - began)
+        session = tune(space, measure, keeper, left_s, options.trial_seconds)
+        keeper.ended(session)
+    notes = [*machine.notes, *space.notes, *failure_notes(session.trials, space.base)]
+    notes += [*machine_notes(session.trials), *keeper.problems]
+    if machine.compile_problem:
+        notes.insert(0, f"not compiled: {machine.compile_problem}")
+    if remark := chunk_note(session.scores(), space.base):
+        notes.append(remark)
+    if session.reason == "time":
+        notes.append(
+            f"the {duration(60 * options.minutes)} were used up before the ranking was stable; --minutes gives more"
         )
-        return run_process(request, limit_s, on_stage)
-
-    return measure
+    return TuneResult(config, shape, machine, session, tuple(notes))
 
 
-def _one_trial(
-    session: Session, candidate: Candidate, measure: Measure, observer: Observer, limit_s: float, is_cut: bool
-) -> None:
-    before = sum(trial.candidate == candidate for trial in session.trials)
-    observer.started(candidate, before + 1)
-    ended = measure(candidate, before == 0, limit_s, observer.stage)
-    if ended.outcome == "timeout" and is_cut:
-        session.reason = "time"  # the session's end, not the trial's fault
-        return
-    trial = Trial(
-        candidate=candidate,
-        outcome=ended.outcome,
-        started_s=session.elapsed_s,
-        duration_s=ended.duration_s,
-        message=ended.message,
-        timing=timing_from_json(ended.values) if ended.outcome == "ok" else None,
-    )
-    session.trials.append(trial)
-    observer.finished(trial, session)
+class _Keeper:
+    """Puts each candidate's standing into the cache at once, then passes everything on to who watches."""
+
+    def __init__(self, observer: Observer, config: TrainConfig, shape: ModelShape, machine: Machine) -> None:
+        self._observer, self._config, self._shape, self._machine = observer, config, shape, machine
+        self.problems: list[str] = []
+
+    def started(self, candidate: Candidate, round_number: int) -> None:
+        self._observer.started(candidate, round_number)
+
+    def stage(self, name: str) -> None:
+        self._observer.stage(name)
+
+    def finished(self, trial: Trial, session: Session) -> None:
+        self._keep(score for score in session.scores() if score.candidate == trial.candidate)
+        self._observer.finished(trial, session)
+
+    def ended(self, session: Session) -> None:
+        """The final standings; the config's own settings last, as the newest line is the one `plan` believes."""
+        base = session.space.base
+        self._keep(sorted(session.scores(), key=lambda score: score.candidate.variant == base))
+
+    def _keep(self, scores: Iterable[Score]) -> None:
+        try:
+            measured.append(measured_speed(score, self._config, self._shape, self._machine) for score in scores)
+        except RunError as error:
+            self.problems = [str(error)]  # the answer is worth more than the cache
 
 
-def _request(purpose: str, config: TrainConfig, **values: Any) -> dict[str, Any]:
-    empty = {"vocab_size": 0, "threads": 0, "limit_bytes": 0, "timed_s": 0.0, "has_eval": False}
-    return {"purpose": purpose, "config": config.as_dict(), "used_bytes": used_bytes(), **empty, **values}
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -16,8 +16,9 @@ import torch
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.compiler import find_compile_problem
-from gptfit.device.device import Device, find_device, has_bf16, is_out_of_memory
+from gptfit.device.device import Device, find_device, has_bf16
 from gptfit.device.nvml import context_bytes, power_note
+from gptfit.device.out_of_memory import is_out_of_memory
 from gptfit.errors import GptfitError
 from gptfit.plan.memory import FITTED
 from gptfit.schedule import Knobs

@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,9 +15,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from gptfit.config.key_words import key_lines
 from gptfit.config.keys import KEYS, TrainConfig
-from gptfit.config.read import COMMAND_LINE, Loaded, checked, read_config
+from gptfit.config.read import COMMAND_LINE, Loaded, checked, read_config, with_portable
 from gptfit.config.recipe import MANY_EPOCHS, RECIPES, DataSize, epochs, modern_keys
 from gptfit.config.write import render
 from gptfit.dataset import DatasetInfo, Split, data_folder, read_dataset
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_WIDTH = 120  # columns
+KEYS_OF_A_CONFIG = "keys, each as --key=value (* gptfit's own; `gptfit keys NAME` says more):"
 MOST_COLUMNS = 10_000  # rich fills a table up to its width
-HELP_WIDTH = 78
+GLUE = "\0"  # stands for a blank at which no line is broken
 
 
 def card_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,15 +50,22 @@ def card_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON with stable names")
 
 
+class HelpWithKeys(argparse.RawDescriptionHelpFormatter):
+    """Writes out the keys of a config when help is asked for; a plan that is not asked should not pay for them."""
+
+    def add_text(self, text: str | None) -> None:
+        if text == KEYS_OF_A_CONFIG:
+            from gptfit.config.key_words import key_lines
+
+            text = "\n".join([text, *key_lines()])
+        super().add_text(text)
+
+
 def config_arguments(parser: argparse.ArgumentParser) -> None:
     """`[CONFIG.py ...] [--key=value ...]` in any order, as nanoGPT's configurator takes them."""
     parser.add_argument("configs", nargs="*", metavar="CONFIG.py", help="nanoGPT-style config files, later ones win")
     parser.set_defaults(overrides=[], options=[])
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # which leaves the keys in their columns
-    parser.description = fill(parser.description or "", HELP_WIDTH)
-    parser.epilog = "\n".join(
-        ["keys, each as --key=value (* gptfit's own; `gptfit keys NAME` says more):", *key_lines()]
-    )
+    parser.epilog, parser.formatter_class = KEYS_OF_A_CONFIG, HelpWithKeys
 
 
 def recipe_argument(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +117,7 @@ def _with_modern_recipe(loaded: Loaded) -> Loaded:
         )
     config = TrainConfig.unchecked(**values)
     sources = loaded.sources | dict.fromkeys(keys, "recipe")
-    return replace(loaded, config=config, sources=sources, notes=(*loaded.notes, *lines))
+    return with_portable(replace(loaded, config=config, sources=sources, notes=(*loaded.notes, *lines)))
 
 
 def _data_size(config: TrainConfig) -> DataSize:
@@ -118,8 +126,8 @@ def _data_size(config: TrainConfig) -> DataSize:
     if not folder.is_dir():
         return DataSize()
     info = read_dataset(folder)
-    tokens, has_documents = info.train.tokens if info.train else None, info.end_of_text is not None
-    return DataSize(info.model_vocab_size, tokens, has_documents and config.sampling == "epoch")
+    tokens = info.train.tokens if info.train else None
+    return DataSize(info.model_vocab_size, tokens, info.has_documents and config.sampling == "epoch")
 
 
 # What other trainers call things that have another name here.
@@ -162,13 +170,16 @@ def dataset_json(info: DatasetInfo) -> dict[str, Any]:
         if found is None:
             return None
         files = [str(file) for file in found.files]
-        return {"tokens": found.tokens, "documents": found.documents, "text_bytes": found.text_bytes, "files": files}
+        counted = {} if found.counted is None else {"counted": found.counted}
+        sizes = {"tokens": found.tokens, "documents": found.documents, "text_bytes": found.text_bytes}
+        return {**sizes, **counted, "files": files}
 
     return {
         "folder": str(info.folder),
         "tokenizer": info.tokenizer,
         "vocab_size": info.vocab_size,
         "dtype": info.dtype,
+        **({"chat": info.chat} if info.chat else {}),
         "bytes_per_token": info.bytes_per_token,
         "train": split(info.train),
         "val": split(info.val),
@@ -201,6 +212,20 @@ def console() -> Console:
 def is_unbroken() -> bool:
     """Whether a sentence stays on one line: in a pipe, for `grep`, unless COLUMNS says how wide it is."""
     return not sys.stdout.isatty() and not _columns()
+
+
+def wrapped(line: str, indent: int) -> str:
+    """Broken between words at the screen's width, the rest `indent` columns in; a `command` stays whole where it can.
+
+    What begins with "next: " is a command to paste and is never broken.
+    """
+    if is_unbroken() or line.startswith("next: "):
+        return line
+    width = shutil.get_terminal_size().columns
+    room = max(1, width - indent)
+    words = re.sub(r"`[^`]*`", lambda m: m[0].replace(" ", GLUE) if len(m[0]) <= room else m[0], line)
+    rest = " " * indent
+    return fill(words, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False).replace(GLUE, " ")
 
 
 def _columns() -> int:

@@ -8,11 +8,13 @@ from pathlib import Path
 from gptfit.errors import UsageError
 from gptfit.logs.open_run import open_run
 from gptfit.logs.runlog import RunLog
+from gptfit.shell import command
 from gptfit.verbs.common import console, print_json
 
 HELP = (
     "Two or more runs side by side: what changed, how fast, validation at equal steps, tokens, time and FLOPs, and why."
 )
+EXAMPLES = ("gptfit compare out-a out-b --html comparison.html", "gptfit compare log-a.txt log-b.txt --gpu 4070")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +51,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out = console()
     print_comparison(out, comparison, explanation)
-    if args.html:
-        out.print(f"\npage: {args.html}", markup=False)
+    out.print(f"\n{f'page: {args.html}' if args.html else _as_page(args)}", markup=False, soft_wrap=True)
     return 0
+
+
+def _as_page(args: argparse.Namespace) -> str:
+    """The same with its curves to look at; the runs first, since --config takes every name that follows."""
+    more = [*(["--gpu", args.gpu] if args.gpu else []), *(["--config", *args.config] if args.config else [])]
+    return "as a page: " + command(["gptfit", "compare", *args.runs, *more, "--html", "comparison.html"])
 
 
 def open_runs(runs: list[str], configs: list[str]) -> list[RunLog]:

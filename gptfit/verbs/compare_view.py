@@ -25,8 +25,7 @@ def print_comparison(out: Console, comparison: Comparison, explanation: Explanat
     """Everything in one screen, the answer first."""
     out.print(Text(explanation.verdict, style="bold"))
     _print_sentences(out, explanation.first)
-    names = [f"{comparison.letter(i)}: {run.name}" for i, run in enumerate(comparison.runs)]
-    _print_table(out, TextTable(["", *names], fact_rows(comparison)))
+    _print_facts(out, comparison)
     _print_table(out, equal_table(comparison))
     _print_sketch(out, comparison)
     _print_sentences(out, explanation.sentences[len(explanation.first) :])
@@ -34,6 +33,20 @@ def print_comparison(out: Console, comparison: Comparison, explanation: Explanat
     for i, run in enumerate(comparison.runs):
         for note in run.notes:
             out.print(Text(f"note on {comparison.letter(i)}: {note}", style="dim"), soft_wrap=is_unbroken())
+
+
+def _print_facts(out: Console, comparison: Comparison) -> None:
+    """Names that the screen has no room for side by side are told above the table, whose columns have letters."""
+    letters = [comparison.letter(i) for i in range(len(comparison.runs))]
+    names = [f"{letter}: {run.name}" for letter, run in zip(letters, comparison.runs, strict=True)]
+    rows = fact_rows(comparison)
+    columns = zip(["", *names], *rows, strict=True)
+    if sum(max(len(cell) for cell in column) + 2 for column in columns) > out.width:
+        out.print()
+        for name in names:
+            out.print(Text(name, style="bold"), soft_wrap=is_unbroken())
+        names = letters
+    _print_table(out, TextTable(["", *names], rows))
 
 
 def _print_sentences(out: Console, sentences: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ from gptfit.shell import command
 from gptfit.verbs.common import check_new_config, print_json, write_config_text
 
 HELP = "The ready config files that come with gptfit: list them, show one, or copy it to change it."
+EXAMPLES = ("gptfit configs modern_cpu --out mine.py",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

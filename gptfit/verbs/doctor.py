@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from gptfit import files, measured
 from gptfit.config.keys import TrainConfig
 from gptfit.errors import UsageError
-from gptfit.verbs.common import config_arguments, load, print_json
+from gptfit.verbs.common import config_arguments, load, print_json, wrapped
 from gptfit.verbs.ticker import Ticker
 
 if TYPE_CHECKING:
     from gptfit.doctor.card import CardLine, CardReport
 
 HELP = "Check this machine: device, torch, bf16, attention, compiler, memory, disk, data."
+EXAMPLES = ("gptfit doctor", "gptfit doctor --card")
 CARD_FILE = "card.json"
 WHERE_TO_SEND = "open an issue and attach it: what we cannot measure, you just did"
 
@@ -50,20 +51,40 @@ def _examine(config: TrainConfig, as_json: bool) -> int:
             ticker.clear()
             findings.append(finding)
             if not as_json:
-                print(f"{finding.level:<8} {finding.where:<10} {finding.line}", flush=True)
+                print(wrapped(f"{finding.level:<8} {finding.where:<10} {finding.line}", 20), flush=True)
     if as_json:
         print_json([finding.as_json() for finding in findings])
     return 1 if any(finding.level == "error" for finding in findings) else 0
 
 
+def _examine_card(config: TrainConfig, as_json: bool) -> CardReport:
+    """Each line as soon as it is there; between them how many checks are done, and what is done now."""
+    from gptfit.doctor.card import N_LINES, examine_card
+
+    told = 0
+    with Ticker(sys.stderr) as ticker:
+
+        def tell(line: CardLine) -> None:
+            nonlocal told
+            told += 1
+            ticker.clear()
+            if not as_json:
+                _show_line(line)
+
+        def on_stage(name: str) -> None:
+            if sys.stderr.isatty() and name:
+                ticker.now(f"{told} of {N_LINES} done: {name}")
+
+        return examine_card(config, tell, on_stage)
+
+
 def _card(config: TrainConfig, args: argparse.Namespace) -> int:
-    from gptfit.doctor.card import examine_card
     from gptfit.plan.calibration import record_of
 
     files.make_writable_folder(args.out.absolute().parent)  # known now, not after three minutes
     if args.out.is_dir():
         raise UsageError(f"--out {args.out}: is a folder", fix="name a file in it")
-    report = examine_card(config, _show_nothing if args.json else _show_line, _show_stage)
+    report = _examine_card(config, as_json=args.json)
     try:
         files.write_text(args.out, json.dumps(report.as_json(), indent=1) + "\n")
     finally:  # minutes of measuring are kept, whatever becomes of the file to send
@@ -77,20 +98,9 @@ def _card(config: TrainConfig, args: argparse.Namespace) -> int:
 
 
 def _show_line(line: CardLine) -> None:
-    _show_stage("")
     verdict = line.verdict
     remedy = f"; {verdict.remedy}" if verdict.remedy else ""
-    print(f"{verdict.level:<8} {line.check:<22} {verdict.text}{remedy}", flush=True)
-
-
-def _show_nothing(line: CardLine) -> None:
-    pass
-
-
-def _show_stage(name: str) -> None:
-    """What is being done, on a terminal, in a line that the next one replaces."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{name}{' ...' if name else ''}", end="", file=sys.stderr, flush=True)
+    print(wrapped(f"{verdict.level:<8} {line.check:<21} {verdict.text}{remedy}", 9), flush=True)
 
 
 def _show_end(report: CardReport, path: Path) -> None:
@@ -99,6 +109,6 @@ def _show_end(report: CardReport, path: Path) -> None:
     ]
     ok, warnings, problems, skipped = counts
     print(f"\n{ok} ok, {warnings} warnings, {problems} problems, {skipped} skipped in {report.seconds:.0f} s")
-    print(f"written to {path}; {WHERE_TO_SEND}")
+    print(wrapped(f"written to {path}; {WHERE_TO_SEND}", 0))
     if report.calibration:
-        print("`gptfit plan CONFIG.py --gpu here` now uses what was measured")
+        print("next: gptfit plan --gpu here")

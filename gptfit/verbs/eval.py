@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
+import sys
 from typing import TYPE_CHECKING, Any
 
 from gptfit.errors import DataError, UsageError
+from gptfit.files import cannot_write
+from gptfit.shell import command
 from gptfit.verbs.common import print_json
-from gptfit.verbs.model_view import describe, note, show_progress
+from gptfit.verbs.model_view import describe, note
+from gptfit.verbs.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from gptfit.checkpoint.loaded_model import LoadedModel
+    from gptfit.generate.exact_loss import SplitLoss
 
-HELP = "exact validation loss and known benchmarks"
+HELP = "The exact loss over a split, HellaSwag, and lm-evaluation-harness tasks, beside known results."
+EXAMPLES = ("gptfit eval out", "gptfit eval gpt2 --data data/fineweb")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN|ckpt.pt", help="run folder, checkpoint, GPT-2 folder, or gpt2")
     parser.add_argument("--data", metavar="DIR", help="data folder; default: the one the model was trained on")
-    parser.add_argument("--split", choices=("val", "train"), default="val")
+    parser.add_argument("--split", choices=("val", "train"), default="val", help="which tokens (default val)")
     parser.add_argument(
         "--stride", type=int, help="sliding windows this many tokens apart (default block_size: no overlap)"
     )
@@ -27,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", help="lm-evaluation-harness tasks, with commas: hellaswag,arc_easy")
     parser.add_argument("--tasks-folder", metavar="DIR", help="task files of your own, with local data")
     parser.add_argument("--limit", type=int, help="questions per task at most, for a quick look")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
+    parser.add_argument("--json", action="store_true", help="print JSON with stable names")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,11 +53,16 @@ def run(args: argparse.Namespace) -> int:
         results |= found
         if not args.json:
             print(*said, sep="\n", end="\n" if said else "", flush=True)
-    saved = save_results(opened, results)
+    try:
+        told = f"written to {save_results(opened, results)}"
+    except OSError as error:  # the answer is on the screen all the same, also for a model in a folder one may not write
+        told = f"not kept: {cannot_write(error)}"
     if args.json:
         print_json(results)
-    elif saved:
-        note(f"written to {saved}")
+    if not args.json or told.startswith("not kept"):
+        note(told)
+    if sys.stderr.isatty():
+        note("next: " + command(["gptfit", "export", args.model, "--to", "hf"]))
     return 0
 
 
@@ -63,17 +73,23 @@ def _loss(opened: LoadedModel, args: argparse.Namespace) -> tuple[dict[str, Any]
         if args.hellaswag or args.tasks:
             return {}, []
         raise DataError(f"{opened.path}: its data folder is not here", fix="say where it is with --data DIR")
-    found = split_loss(opened, opened.data, args.split, args.stride, partial(show_progress, f"{args.split} tokens"))
+    with ProgressLine(f"{args.split} tokens") as progress:
+        found = split_loss(opened, opened.data, args.split, args.stride, progress)
     bits = found.bits_per_byte
     windows = "side by side" if found.stride == found.block_size else f"{found.stride:,} apart"
     lines = [
         f"{found.split} loss {found.loss:.4f}   perplexity {found.perplexity:,.2f}"
         + (f"   bits per byte {bits:.4f}" if bits else ""),
-        f"  all {found.tokens:,} tokens of {opened.data.folder}, windows of {found.block_size:,} {windows}",
+        f"  {_which_tokens(opened, found)} of {opened.data.folder}, windows of {found.block_size:,} {windows}",
         *_known_losses(opened),
     ]
     values = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_byte": bits, "tokens": found.tokens}
     return {f"{found.split}_loss": {**values, "stride": found.stride}}, lines
+
+
+def _which_tokens(opened: LoadedModel, found: SplitLoss) -> str:
+    is_chat = opened.data is not None and opened.data.chat
+    return f"the assistant's {found.tokens:,} tokens" if is_chat else f"all {found.tokens:,} tokens"
 
 
 def _known_losses(opened: LoadedModel) -> list[str]:
@@ -81,7 +97,7 @@ def _known_losses(opened: LoadedModel) -> list[str]:
     from gptfit.generate.references import references
 
     assert opened.data is not None
-    if opened.tokenizer.name not in ("gpt2", "chars"):
+    if opened.tokenizer.name not in ("gpt2", "chars") or opened.data.chat:
         return []  # a loss is per token, and all known ones are of these tokens
     rows = references(opened.data.folder.resolve().name, "loss")
     if rows:
@@ -98,7 +114,8 @@ def _hellaswag(opened: LoadedModel, args: argparse.Namespace) -> tuple[dict[str,
     from gptfit.generate.hellaswag import hellaswag, read_items
 
     items = read_items(args.hellaswag)[: args.limit]
-    found = hellaswag(opened, items, partial(show_progress, "questions"))
+    with ProgressLine("questions") as progress:
+        found = hellaswag(opened, items, progress)
     lines = [
         f"HellaSwag acc {found.accuracy:.4f}   acc_norm {found.normalised:.4f} ± {found.standard_error:.4f}",
         f"  {found.items:,} questions of {args.hellaswag}, completion style",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gptfit.config.keys import NANOGPT_VOCAB_SIZE, TrainConfig
-from gptfit.dataset import data_folder, read_dataset
+from gptfit.dataset import data_folder, default_name, read_dataset
 from gptfit.device.local_gpu import local_gpu
 from gptfit.errors import DataError, DeviceError, UsageError
 from gptfit.estimate import Estimate
@@ -20,7 +20,6 @@ from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Spread
 from gptfit.shell import command
 from gptfit.units import GIB
-from gptfit.verbs.prepare import default_name
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Ca
     on_cpu = config is not None and config.device == "cpu"
     named = args.gpu or (config.gpu if config else "") or ("cpu" if on_cpu else "")
     if named.lower() in ("cpu", "none"):
-        return Card(None)
+        return _cpu()
     if "+" in named:
         return _unlike_cards(named, args)
     local = local_gpu()
@@ -61,7 +60,7 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Ca
             )
         gpu, mine = local.gpu, local
     else:
-        return Card(None)
+        return _cpu()
     if args.vram is not None:
         gpu = replace(gpu, vram_gib=args.vram)
     if mine is None:
@@ -71,6 +70,12 @@ def find_card(args: argparse.Namespace, config: TrainConfig | None = None) -> Ca
     from gptfit.device.host_memory import free_host_bytes  # late: most plans are for a card that is elsewhere
 
     return Card(gpu, mine.name, mine.used_bytes + hidden, host_free_bytes=free_host_bytes())
+
+
+def _cpu() -> Card:
+    from gptfit.device.host_memory import free_host_bytes
+
+    return Card(None, host_free_bytes=free_host_bytes())
 
 
 def _unlike_cards(named: str, args: argparse.Namespace) -> Card:
@@ -158,4 +163,5 @@ def _from_folder(folder: Path) -> DataFacts:
         bytes_per_token=info.bytes_per_token or (1.0 if info.tokenizer == "chars" else None),
         rows=info.train.documents,
         text_bytes=info.train.text_bytes,
+        is_chat=info.chat is not None,
     )

@@ -10,6 +10,8 @@ from gptfit.gpus import GPU, all_gpus, find
 from gptfit.verbs.common import console, print_json
 
 HELP = "The table of known GPUs: memory, bandwidth, dense bf16 rate, and where each figure comes from."
+EXAMPLES = ("gptfit gpus 4070",)
+WIDE = 72  # columns; a narrower screen has no room for what was measured, which a card by its name shows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +35,15 @@ def _print_table(gpus: list[GPU]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("GPU", no_wrap=True)
-    for heading in ("GiB", "GB/s", "TFLOPS", "measured"):
+    out = console()
+    is_wide = out.width >= WIDE
+    for heading in ("GiB", "GB/s", "TFLOPS", *(["measured"] if is_wide else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("sure", no_wrap=True)
     for gpu in gpus:
         rate = "unknown" if gpu.bf16_tflops is None else f"{gpu.bf16_tflops:g}"
-        table.add_row(gpu.name, f"{gpu.vram_gib:g}", f"{gpu.bandwidth_gbs:g}", rate, _measured(gpu), gpu.confidence)
-    out = console()
+        measured = [_measured(gpu)] if is_wide else []
+        table.add_row(gpu.name, f"{gpu.vram_gib:g}", f"{gpu.bandwidth_gbs:g}", rate, *measured, gpu.confidence)
     out.print(table)
     out.print(
         "\nTFLOPS: dense bf16, fp32 accumulation (fp16 where a card has no bf16), from data sheets (spec). "

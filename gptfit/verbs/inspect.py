@@ -6,13 +6,16 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
+from gptfit.shell import command
 from gptfit.units import count, gib, percent, plural, si
-from gptfit.verbs.common import console, dataset_json, print_json
+from gptfit.verbs.common import console, dataset_json, print_json, wrapped
+from gptfit.verbs.next_commands import after_prepare, to_propose
 
 if TYPE_CHECKING:
     from gptfit.data.describe import FolderDescription, SourceDescription
 
 HELP = "Describe a Parquet (or .jsonl, .csv, .txt) file, or a prepared data folder: counts, schema, first documents."
+EXAMPLES = ("gptfit inspect fineweb.parquet", "gptfit inspect data/fineweb")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,15 +29,26 @@ def run(args: argparse.Namespace) -> int:
 
     if os.path.isdir(args.path):
         folder = describe_folder(args.path)
-        as_json, lines = folder_json(folder), folder_lines(folder)
+        as_json, lines = folder_json(folder), [*folder_lines(folder), *after_prepare(folder.info)]
     else:
         source = describe_source(args.path, args.text_column)
         as_json, lines = source_json(source), source_lines(source, args.text_column)
+        lines += _next_lines(source, args)
     if args.json:
         print_json(as_json)
         return 0
-    console().print("\n".join(lines), markup=False, soft_wrap=True)
+    console().print("\n".join(wrapped(line, 4) for line in lines), markup=False, soft_wrap=True)
     return 0
+
+
+def _next_lines(found: SourceDescription, args: argparse.Namespace) -> list[str]:
+    """Which model for this file, or its tokens first where nothing else can count them; nothing where no text was found."""
+    if not found.samples:
+        return []
+    column = [] if args.text_column == "text" else ["--text-column", args.text_column]
+    if found.facts is None:
+        return ["next: " + command(["gptfit", "prepare", args.path, *column])]
+    return to_propose(args.path, args.text_column)
 
 
 def source_lines(found: SourceDescription, column: str) -> list[str]:

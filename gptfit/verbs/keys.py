@@ -12,6 +12,7 @@ from gptfit.errors import UsageError
 from gptfit.verbs.common import print_json
 
 HELP = "What each config key means, takes and affects."
+EXAMPLES = ("gptfit keys chunked_loss",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

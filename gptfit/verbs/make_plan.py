@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gptfit.errors import UsageError
 from gptfit.units import GIB
 from gptfit.verbs.common import card_arguments, config_arguments, load_unchecked, recipe_argument
 
@@ -20,12 +21,19 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-memory", type=float, metavar="GIB", help="main memory free beside the card (default: this machine's)"
     )
+    parser.add_argument(
+        "--program",
+        choices=("gptfit", "nanogpt"),
+        default="gptfit",
+        help="whose train runs the config (nanoGPT's needs more memory)",
+    )
 
 
 def make_plan(args: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
     """The plan, and remarks about the config files. Imported late, as `plan --help` needs none of it."""
     from gptfit import measured
     from gptfit.config.start_model import is_pretrained, known_shape, with_model_of
+    from gptfit.device.cpu_rate import product_rate
     from gptfit.plan.plan import plan
     from gptfit.verbs.gpu_and_data import find_card, find_data, positive, processes_of, spread_of, vocab_size
 
@@ -39,6 +47,8 @@ def make_plan(args: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
     if args.host_memory is not None:
         positive("--host-memory", args.host_memory)
         card = replace(card, host_free_bytes=args.host_memory * GIB)
+    if args.program == "nanogpt" and config.arch != "gpt2":
+        raise UsageError("nanoGPT has arch = 'gpt2' only", fix="leave --program nanogpt")
     answer = plan(
         config,
         shape,
@@ -52,5 +62,7 @@ def make_plan(args: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
         host_free_bytes=card.host_free_bytes,
         watts=args.watts,
         texts=loaded.texts,
+        program=args.program,
+        cpu_rate=product_rate,
     )
     return answer, loaded.notes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from gptfit.units import si
@@ -28,11 +30,8 @@ def _is_real(loss: float) -> bool:
 
 
 def note(line: str) -> None:
+    """Broken between words on a terminal, but a command to paste is not; a file or pipe gets one line."""
+    if sys.stderr.isatty() and not line.startswith("next: "):
+        width = max(20, shutil.get_terminal_size().columns)
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
     print(line, file=sys.stderr, flush=True)
-
-
-def show_progress(what: str, done: int, total: int) -> None:
-    """One line that moves, on a terminal only."""
-    if sys.stderr.isatty():
-        end = "\n" if done >= total else ""
-        print(f"\r{what}: {done:,} of {total:,}", end=end, file=sys.stderr, flush=True)

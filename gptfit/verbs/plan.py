@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gptfit.plan.result import Plan
 
 HELP = "What a config will do on a GPU: memory, speed, time, loss, and what is wrong with it."
+EXAMPLES = ("gptfit plan --gpu 4070 --batch_size=8", "gptfit plan configs/mine.py --gpu 4070 --data fineweb.parquet")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +37,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer.as_json())
     else:
+        from gptfit.verbs.next_commands import after_plan
         from gptfit.verbs.plan_view import show
 
-        show(answer, notes)
+        wrote = f"Wrote {args.write}{'' if answer.runs else ', with what makes it fit'}.\n" if args.write else ""
+        show(answer, notes, then=wrote + after_plan(args, answer))
     return 0 if answer.runs else 1
 
 

@@ -64,7 +64,7 @@ def page_form(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [
         {"title": "Card and time", "fields": [
             {"name": "gpu", "label": "card", "value": card, "options": cards},
-            {"name": "hours", "label": "hours", "value": "", "step": "any", "meaning": "empty: as many steps as max_iters"},
+            {"name": "hours", "label": "hours", "value": "", "step": "any", "meaning": "empty: as many steps as max_iters", "empty": "until max_iters"},
             {"name": "data", "label": "data", "value": "", "options": data},
         ]},
         {"title": "Model", "fields": [
@@ -97,6 +97,7 @@ def page_answer(args: argparse.Namespace, asked: Mapping[str, str]) -> dict[str,
         "rows": [list(row) for row in plan_rows(plan)],
         "numbers": _numbers(plan),
         "memory_words": _memory_words(plan),
+        "memory_total": _memory_total(plan),
         "curve": _curve(plan),
         "command": f"gptfit plan --gpu {shlex.quote(card)} {_typed(plan.config)}".strip(),
         "config": render(plan.config, "by gptfit plan --page", [plan_title(plan)]),
@@ -166,8 +167,14 @@ def _memory_words(plan: Plan) -> str:
     if plan.memory is None:
         return ""
     parts = " + ".join(f"{name} {size / GIB:.1f}" for name, size in plan.memory.parts.items() if size > 0.005 * GIB)
+    return f"{_memory_total(plan)}: {parts} GiB"
+
+
+def _memory_total(plan: Plan) -> str:
+    if plan.memory is None:
+        return ""
     limit = f" of {gib(plan.usable_bytes)} usable" if plan.usable_bytes is not None else ""
-    return f"{gib(plan.memory.device.value)}{limit}: {parts} GiB ({plan.memory.device.basis})"
+    return f"{gib(plan.memory.device.value)}{limit} ({plan.memory.device.basis})"
 
 
 def _curve(plan: Plan) -> dict[str, list[float]]:

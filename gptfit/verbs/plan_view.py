@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from gptfit.estimate import Estimate
 from gptfit.plan.evaluation import eval_tokens
-from gptfit.plan.ladder import Ladder
+from gptfit.plan.host import host_words
 from gptfit.plan.loss import perplexity
+from gptfit.plan.matmul_rate import peak_tflops
 from gptfit.plan.memory import host_bytes
-from gptfit.plan.rates import peak_tflops
 from gptfit.plan.result import Plan
 from gptfit.units import GIB, count, gib, percent, plural, si, times
 from gptfit.verbs.common import console
@@ -18,10 +18,12 @@ from gptfit.verbs.common import console
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gptfit.plan.ladder import Ladder
+
 LEAST_SHARE = 0.02  # causes below this share of the time are not worth a word
 
 
-def show(plan: Plan, remarks: Iterable[str] = ()) -> None:
+def show(plan: Plan, remarks: Iterable[str] = (), then: str = "") -> None:
     from rich.padding import Padding
 
     out = console()
@@ -29,12 +31,14 @@ def show(plan: Plan, remarks: Iterable[str] = ()) -> None:
         out.print(remark, markup=False, style="dim")
     out.print(plan_title(plan), style="bold", markup=False)
     out.print(Padding(_table(plan_rows(plan)), (0, 0, 0, 1)))
-    if plan.ladder:
+    if plan.ladder and plan.ladder.steps:
         out.print()
         out.print(Padding(_ladder(plan.ladder), (0, 0, 0, 1)))
     if plan.problems or plan.notes:
         out.print()
         out.print(Padding(_problems(plan), (0, 0, 0, 1)))
+    if then:
+        out.print(f"\n{then}", markup=False, soft_wrap=True)
 
 
 def _ladder(ladder: Ladder) -> Table:
@@ -77,8 +81,9 @@ def plan_title(plan: Plan) -> str:
         card = f"{plan.processes} x {card}"
     elif plan.processes > 1:
         card = f"{plan.processes} unlike cards, {card} the smallest"
-    model = f"{shape.n_layer} layers x {shape.n_embd}, {shape.n_head} heads, block {shape.block_size}"
-    return f"{model}, vocab {count(shape.vocab_size)} on {card}"
+    model = f"{shape.n_layer} layers x {shape.n_embd}, {plural(shape.n_head, 'head')}, block {shape.block_size}"
+    by = ", run by nanoGPT" if plan.setting and plan.setting.logits == "returned" else ""
+    return f"{model}, vocab {count(shape.vocab_size)} on {card}{by}"
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> Table:
@@ -101,7 +106,8 @@ def plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "model", f"{si(shape.parameters)} parameters ({count(shape.n_weights)} weights)", "exact"
     yield "", f"{si(shape.flops_per_token)} FLOPs per token", "exact"
     across = f" x {plan.processes} GPUs" if plan.processes > 1 else ""
-    micro = f"{setting.micro_batch} rows x {count(shape.block_size)} x {setting.accumulation} micro-steps{across}"
+    steps = plural(setting.accumulation, "micro-step")
+    micro = f"{plural(setting.micro_batch, 'row')} x {count(shape.block_size)} x {steps}{across}"
     if not plan.config.eval_only:
         yield "step", f"{count(plan.tokens_per_step)} tokens = {micro}", "exact"
     yield from _memory_rows(plan)
@@ -115,17 +121,19 @@ def _memory_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if memory is None:
         return
     device, allocated = memory.device, memory.allocated
-    if plan.gpu is None and device.basis in ("measured", "calibrated"):
-        yield "memory", f"{gib(device.value)}, the whole process", device.basis
+    if plan.gpu is None:
+        yield "memory", f"{gib(device.value)} ({_range(device.map(1 / GIB), '.1f')}), the whole process", device.basis
+        if plan.usable_bytes is not None:
+            yield "fits", f"{_verdict(plan)} of {gib(plan.usable_bytes)} free", ""
         return
-    where = "on nvidia-smi" if plan.gpu and plan.gpu.is_nvidia else "in the process"
+    where = "on nvidia-smi" if plan.gpu.is_nvidia else "in the process"
     shown = f"{gib(device.value)} {where} ({_range(device.map(1 / GIB), '.1f')}), {gib(allocated.value)} allocated"
     yield "memory", shown, device.basis
     parts = [f"{name} {size / GIB:.1f}" for name, size in memory.parts.items() if size]
     yield "", " + ".join(parts), ""
-    if plan.setting and plan.gpu and (streamed := host_bytes(plan.setting)):
-        yield "", f"and {gib(streamed)} of main memory, streamed", "exact"
-    if plan.gpu is None or plan.usable_bytes is None:
+    if plan.setting and plan.gpu and host_bytes(plan.setting):
+        yield "", f"and {host_words(plan.setting)} of main memory, streamed", "exact"
+    if plan.usable_bytes is None:
         return
     yield "fits", f"{_verdict(plan)} of {gib(max(0.0, plan.usable_bytes))} usable{_largest(plan)}", ""
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from gptfit.dataset import default_name
 from gptfit.device.allocator import keep_freed_memory
 from gptfit.errors import UsageError, exit_code
-from gptfit.verbs.common import console, dataset_json, print_json
+from gptfit.verbs.common import console, dataset_json, print_json, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from gptfit.data.options import PrepareOptions
 
 HELP = "Turn documents into nanoGPT's train.bin and val.bin, with a manifest of what is in them."
+EXAMPLES = (
+    "gptfit prepare fineweb.parquet --out data/fineweb",
+    "gptfit prepare notes.jsonl --tokenizer bytes --limit 20k",
+)
 KEPT_BYTES = 256 * 2**20  # of freed memory; all batches that are worked on at once need less
 SCALES = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 
@@ -32,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Parquet, .jsonl(.gz|.zst), .csv or .txt: files, folders, globs, http(s) links, hf://datasets/OWNER/NAME/PATH",
     )
     parser.add_argument("--out", type=Path, help="the data folder to make (default: data/NAME of the first source)")
+    parser.add_argument("--chat", action="store_true", help="rows are conversations: only the assistant's words count")
     parser.add_argument("--text-column", default="text", help="the column or key that holds the text (default: text)")
     parser.add_argument(
         "--tokenizer",
@@ -92,7 +98,7 @@ def _answer(args: argparse.Namespace, out: Console, as_json: dict[str, Any], lin
     if args.json:
         print_json(as_json)
     else:
-        out.print("\n".join(lines), markup=False, soft_wrap=True)  # a command is never broken
+        out.print("\n".join(wrapped(line, 4) for line in lines), markup=False, soft_wrap=True)
 
 
 def _as_interrupt(number: int, _frame: FrameType | None) -> None:
@@ -119,6 +125,7 @@ def options_of(args: argparse.Namespace) -> PrepareOptions:
         restart=args.restart,
         workers=args.workers,
         engine=args.engine,
+        chat=args.chat,
     )
 
 
@@ -135,10 +142,3 @@ def parse_limit(text: str | None) -> tuple[int | None, int | None]:
         raise UsageError(f"--limit {text}: is not a number of documents or tokens", fix="for example 20k or 50Mtokens")
     number = round(float(found[1].replace("_", "")) * SCALES[found[2]])
     return (None, number) if found[3] == "tokens" else (number, None)
-
-
-def default_name(source: str) -> str:
-    """The first source's name without its endings: 'x/000_00000.parquet' -> '000_00000'."""
-    last = source.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
-    name = re.sub(r"[^\w.-]", "", re.sub(r"(\.parquet|\.jsonl|\.csv|\.txt|\.gz|\.zst)+$", "", last)).strip(".")
-    return name or "prepared"

@@ -9,6 +9,8 @@ from gptfit.data.options import Forecast, PrepareOptions, PrepareProgress
 from gptfit.dataset import DatasetInfo, Split
 from gptfit.shell import command
 from gptfit.units import count, duration, gib, percent, plural, si, times
+from gptfit.verbs.common import wrapped
+from gptfit.verbs.next_commands import after_prepare
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +43,8 @@ class PrepareScreen:
         from rich.progress import Progress as Bar
 
         assert self._options is not None
-        self._out.print("\n".join(forecast_lines(forecast, self._options)), markup=False)
+        lines = forecast_lines(forecast, self._options)
+        self._out.print("\n".join(wrapped(line, 10) for line in lines), markup=False, soft_wrap=True)
         columns = ("[progress.percentage]{task.percentage:>3.0f} %", "{task.fields[tokens]}", "{task.fields[rate]}")
         self._bar = Bar(
             BarColumn(),
@@ -107,10 +110,14 @@ def summary_lines(info: DatasetInfo) -> list[str]:
         lines.append(f"  {info.bytes_per_token:.2f} bytes of text per token")
     if info.val is None:
         lines.append("  no validation tokens: `train` needs them; prepare again with a larger --val-fraction")
-    if info.train and info.train.tokens:
+    if info.chat:
+        lines.append(f"  conversations in the template {info.chat}: only what the assistant says counts (docs/chat.md)")
+        fine_tune = command(["gptfit", "train", "--init_from=RUN", f"--dataset={info.folder}"])
+        lines.append(f"  to teach a run of yours: {fine_tune}")
+    elif info.train and info.train.tokens:
         epochs = ", ".join(f"{name} {_epochs(size, info.train.tokens)}" for name, size in USUAL_SIZES)
         lines.append(f"  epochs to {TOKENS_PER_PARAMETER} tokens per parameter: {epochs}")
-    return [*lines, "next: " + command(["gptfit", "plan", f"--dataset={info.folder}"])]
+    return [*lines, *after_prepare(info)]
 
 
 def _epochs(parameters: float, tokens: int) -> str:
@@ -120,4 +127,5 @@ def _epochs(parameters: float, tokens: int) -> str:
 def _split_line(name: str, split: Split) -> str:
     documents = "" if split.documents is None else f" in {plural(split.documents, 'document')}"
     files = split.files[0].name if len(split.files) == 1 else plural(len(split.files), "file")
-    return f"  {name:<5} {count(split.tokens):>15} tokens{documents}, {files}"
+    counted = "" if split.counted is None else f", {count(split.counted)} of them count"
+    return f"  {name:<5} {count(split.tokens):>15} tokens{documents}{counted}, {files}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,18 +11,22 @@ from pathlib import Path
 from gptfit import measured
 from gptfit.config.recipe import MODERN_LIMITS, RECIPES
 from gptfit.dataset import data_folder
+from gptfit.device import cpu_rate
 from gptfit.errors import UsageError
 from gptfit.measured import Measurements
 from gptfit.plan.calibration import newest
 from gptfit.plan.candidates import Wish
-from gptfit.plan.propose import Proposal, Proposals, propose
+from gptfit.plan.propose import Proposal, Proposals, cpu_not_timed, propose
 from gptfit.plan.vocabulary import SIZES
 from gptfit.units import GIB, duration, si
 from gptfit.verbs.common import card_arguments, check_new_config, print_json, write_config
 from gptfit.verbs.gpu_and_data import find_card, find_data, positive, processes_of, vocab_size
-from gptfit.verbs.next_commands import next_commands
+from gptfit.verbs.next_commands import after_propose, before_writing
+from gptfit.verbs.progress_line import ProgressLine
+from gptfit.verbs.ticker import Ticker
 
 HELP = "Find the shape, micro-batch and horizon with the lowest expected loss within your hours, memory and data."
+EXAMPLES = ("gptfit propose --gpu 4070 --data data/fineweb --hours 12 --write mine.py",)
 USUAL_BLOCK, SHORT_BLOCK = 1024, 256  # GPT-2's; nanoGPT's for characters, of which a CPU manages no more either
 FEW_BYTES = 2.0  # per token: characters and bytes
 
@@ -47,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from gptfit.verbs.propose_view import show
 
-        show(answer, wish, Path(args.write) if args.write else None)
+        show(answer, wish, Path(args.write) if args.write else None, before_writing(args))
     return 0
 
 
@@ -57,7 +62,10 @@ def make_proposals(args: argparse.Namespace) -> tuple[Proposals, Wish]:
     _check(args, target)
     measurements = measured.read()
     wish = _wish(args, measurements)
-    answer = propose(wish, measurements)
+    with Ticker(sys.stderr) as ticker:
+        if sys.stderr.isatty():
+            ticker.now("weighing models")
+        answer = propose(wish, measurements)
     if target is not None:
         chosen = answer.choice.plan
         write_config(target, chosen.config, *_heading(answer.choice, wish), vocab_size=chosen.shape.vocab_size)
@@ -78,6 +86,9 @@ def _check(args: argparse.Namespace, target: Path | None) -> None:
 
 def _wish(args: argparse.Namespace, measurements: Measurements) -> Wish:
     card = find_card(args)
+    calibrated = newest(measurements, card.device_name) if card.device_name or card.gpu is None else None
+    if card.gpu is None and calibrated is None and not measurements.speeds and not cpu_rate.product_rate():
+        raise cpu_not_timed()  # before a large file is read for nothing
     data = find_data(args.data, column=args.text_column)
     assert data is not None
     is_short = card.gpu is None or (data.bytes_per_token or FEW_BYTES) < FEW_BYTES
@@ -89,7 +100,9 @@ def _wish(args: argparse.Namespace, measurements: Measurements) -> Wish:
         processes=processes_of(args, card),
         block_size=args.block_size or (SHORT_BLOCK if is_short else USUAL_BLOCK),
         used_bytes=card.used_bytes,
-        calibrated=newest(measurements, card.device_name) if card.device_name or card.gpu is None else None,
+        calibrated=calibrated,
+        cpu_rate=cpu_rate.product_rate,
+        host_free_bytes=card.host_free_bytes,
         dataset=_dataset(args.data, data.name),
         source=args.data if Path(args.data).is_file() else "",
         column=args.text_column,
@@ -107,7 +120,8 @@ def _vocabularies(path: str, column: str) -> dict[int, float]:
         return {}
     from gptfit.data.train_bpe import measure_vocabularies
 
-    return measure_vocabularies([path], SIZES, column)
+    with ProgressLine("trying vocabularies on a sample") as progress:
+        return measure_vocabularies([path], SIZES, column, on_progress=progress)
 
 
 def _as_json(row: Proposal) -> dict[str, object]:
@@ -141,5 +155,6 @@ def _heading(choice: Proposal, wish: Wish) -> tuple[str, list[str]]:
         notes.append(MODERN_LIMITS)
     elif plan.config.chunked_loss is not True and not plan.config.checkpoint_activations:
         notes.append("runs with `gptfit train` and with stock nanoGPT's train.py")
-    notes += [f"then: {command}" for command in next_commands(choice, wish, Path("THIS_FILE"))[:-1]]
+    commands = after_propose(choice, wish, Path("THIS_FILE"))
+    notes += [f"then: {command}" for command in commands if "THIS_FILE" not in command]
     return (f"{wish.data.name} on {card} in {duration(3600 * wish.hours)}, by gptfit propose", notes)

@@ -12,14 +12,15 @@ from gptfit.plan.propose import Proposal, Proposals
 from gptfit.plan.result import DataFacts
 from gptfit.units import GIB, duration, si
 from gptfit.verbs.common import console
-from gptfit.verbs.next_commands import next_commands
+from gptfit.verbs.next_commands import after_propose
 from gptfit.verbs.plan_view import show as show_plan
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show(proposals: Proposals, wish: Wish, written: Path | None) -> None:
+def show(proposals: Proposals, wish: Wish, written: Path | None, again: str) -> None:
+    """`again`: the line that keeps the choice, where it was not written yet."""
     from rich.padding import Padding
 
     out = console()
@@ -36,7 +37,7 @@ def show(proposals: Proposals, wish: Wish, written: Path | None) -> None:
     if remarks:
         out.print()
         out.print(Padding(_lines("note", remarks), (0, 0, 0, 1)))
-    _print_next(proposals, wish, written)
+    _print_next(proposals, wish, written, again)
 
 
 def _lines(label: str, texts: list[str]) -> Table:
@@ -76,14 +77,15 @@ def _table(proposals: Proposals) -> Table:
     return table
 
 
-def _print_next(proposals: Proposals, wish: Wish, written: Path | None) -> None:
+def _print_next(proposals: Proposals, wish: Wish, written: Path | None, again: str) -> None:
     out = console()
     if written is None:
-        out.print("\nAdd --write configs/mine.py to keep the choice as a config file.", markup=False)
+        out.print(f"\n{again}", markup=False, soft_wrap=True)
         return
-    out.print(f"\nWrote {written}. Next:", markup=False)
-    for command in next_commands(proposals.choice, wish, written):
-        out.print(f"  {command}", markup=False, soft_wrap=True)
+    out.print(f"\nWrote {written}.", markup=False, soft_wrap=True)
+    out.print("Next:", markup=False)
+    for line in after_propose(proposals.choice, wish, written):
+        out.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def reasons(proposals: Proposals, wish: Wish) -> list[str]:
@@ -168,5 +170,5 @@ def _short(seconds: float) -> str:
     """One unit, for a narrow column: '49 min', '2.6 h'."""
     for unit, scale in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * scale:
-            return f"{seconds / scale:.1f} {unit}" if seconds < 20 * scale else f"{seconds / scale:.0f} {unit}"
+            return f"{seconds / scale:.1f} {unit}" if seconds < 10 * scale else f"{seconds / scale:.0f} {unit}"
     return f"{seconds:.0f} s"

@@ -6,17 +6,20 @@ import argparse
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from gptfit.config.keys import TrainConfig
 from gptfit.config.recipe import training_keys
 from gptfit.config.write import render
 from gptfit.errors import RunError, UsageError
+from gptfit.files import write_text
 from gptfit.shell import command
 from gptfit.units import plural
 from gptfit.verbs.common import console
 
 HELP = "The whole journey on this machine, with no download and no GPU: about three minutes on two cores."
+EXAMPLES = ("gptfit quickstart", "gptfit quickstart --out /tmp/try --steps 100")
 PROMPT = "The function returns"
 EXAMPLE_GPU = "RTX 4070"
 
@@ -30,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     folder: Path = args.out
     if args.steps < 1:
         raise UsageError(f"--steps {args.steps} must be 1 or more")
+    if find_spec("torch") is None:  # known now, not after three of the seven steps
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     config = quickstart_config(folder, args.steps)
     _say("1. Text. No download: the manual and docstrings that came with this Python, as a Parquet file.")
     documents = _write_inputs(folder, config)
@@ -83,9 +88,8 @@ def _write_inputs(folder: Path, config: TrainConfig) -> int:
     from gptfit.data.stdlib_text import write_stdlib_parquet
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         text = render(config, title="gptfit quickstart: a small model on bytes")
-        (folder / "config.py").write_text(text, encoding="utf-8")
+        write_text(folder / "config.py", text)
         return write_stdlib_parquet(folder / "docs.parquet")
     except OSError as error:
         raise RunError(
@@ -99,7 +103,7 @@ def _sample(run: Path) -> None:
 
 def _gptfit(*words: str) -> None:
     """One step, as its own command, so that what is shown is what a person can type."""
-    console().print("$ " + command(["gptfit", *words]), style="cyan", markup=False)
+    console().print("$ " + command(["gptfit", *words]), style="cyan", markup=False, soft_wrap=True)
     sys.stdout.flush()
     code, interrupted = _run_to_its_own_end([sys.executable, "-m", "gptfit", *words])
     if interrupted:
@@ -139,4 +143,4 @@ def _next_steps(page: Path) -> None:
         f'  gptfit propose --gpu "{EXAMPLE_GPU}" --data data/mine --hours 12 --write configs/mine.py',
         "  gptfit train configs/mine.py",
     ]
-    console().print("\n".join(lines), markup=False)
+    console().print("\n".join(lines), markup=False, soft_wrap=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from gptfit.errors import RunError
+from gptfit.files import reading_remedy, reason_of
 from gptfit.units import duration, si
 from gptfit.verbs.common import console, print_json
 
 HELP = "The runs in a folder: status, step, loss, speed, and what needs attention."
+EXAMPLES = ("gptfit runs . --sort val_loss",)
 SORTS = ("written", "val_loss", "loss", "name", "step", "tokens_per_s")
 LARGEST_FIRST = ("written", "step", "tokens_per_s")
 
@@ -27,6 +30,10 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder", fix="name the folder your runs are in")
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be read ({reason_of(error)})", fix=reading_remedy(error)) from None
     rows = sorted_runs(Listing(folder.resolve()).runs(), args.sort)
     if args.json:
         print_json([{key: value for key, value in row.items() if key != "spark"} for row in rows])

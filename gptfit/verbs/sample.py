@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptfit.errors import DataError, UsageError
-from gptfit.logs.events import Message
+from gptfit.logs.events import Sample
 from gptfit.logs.runlog import RUN_LOG, RunLogWriter
+from gptfit.shell import command
 from gptfit.verbs.model_view import describe, note
 
 if TYPE_CHECKING:
     from gptfit.checkpoint.loaded_model import LoadedModel
     from gptfit.generate.pick import Picking
 
-HELP = "text from a checkpoint"
+HELP = "Text from a checkpoint: several samples at once, or a conversation with --interactive."
+EXAMPLES = ('gptfit sample out --prompt "Once upon a time" --tokens 200', "gptfit sample out --interactive")
 SEPARATOR = "---------------"  # nanoGPT's
 
 
@@ -38,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top-k", "--top_k", type=int, default=200, help="draw from the k likeliest; 0 for all (default 200)"
     )
     parser.add_argument("--top-p", type=float, help="draw from the likeliest that reach this probability together")
-    parser.add_argument("--seed", type=int, default=1337)
+    parser.add_argument("--seed", type=int, default=1337, help="of the draws (default 1337)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     parser.add_argument("--data", metavar="DIR", help="data folder, when the checkpoint does not find it")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if args.interactive:
         return _loop(opened, picking, args)
     _show(opened, _read_prompt(args.prompt), picking, args)
+    if opened.data is not None and sys.stderr.isatty():
+        note("next: " + command(["gptfit", "eval", models[0]]))
     return 0
 
 
@@ -134,4 +138,4 @@ def _keep_in_log(opened: LoadedModel, texts: list[str]) -> None:
         return
     with RunLogWriter(log) as writer:
         for text in texts:
-            writer.append(Message("sample", "sample", opened.checkpoint.iter_num, text, time=time.time()))
+            writer.append(Sample(opened.checkpoint.iter_num, text=text, time=time.time()))

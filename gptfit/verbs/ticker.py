@@ -7,7 +7,11 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from gptfit.units import duration
+from gptfit.verbs.progress_line import bar_line
+
 EVERY_SECONDS = 0.8  # never quiet for a whole one
+MOST_SHARE = 0.99  # of a bar that moves by an estimate
 
 
 class Ticker:
@@ -17,6 +21,7 @@ class Ticker:
         self._stream, self._every = stream, every_seconds
         self._is_screen = stream.isatty()
         self._doing, self._began, self._is_open = "", 0.0, False
+        self._expected_s = 0.0  # that it will take in all; 0: nobody knows
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
@@ -31,10 +36,10 @@ class Ticker:
         self._thread.join()
         self.clear()
 
-    def now(self, doing: str) -> None:
+    def now(self, doing: str, expected_s: float = 0.0) -> None:
         self.clear()
         with self._lock:
-            self._doing, self._began = doing, time.monotonic()
+            self._doing, self._began, self._expected_s = doing, time.monotonic(), expected_s
 
     def clear(self) -> None:
         """Before something is printed: the line, where one was begun, is over."""
@@ -50,10 +55,17 @@ class Ticker:
                     continue
                 seconds = time.monotonic() - self._began
                 if self._is_screen:
-                    self._write(f"\r\033[K{self._doing}, {seconds:.0f} s")
+                    self._write(f"\r\033[K{self._line(seconds)}")
                 else:
                     self._write("." if self._is_open else f"{self._doing} ..")
                 self._is_open = True
+
+    def _line(self, seconds: float) -> str:
+        if not self._expected_s:
+            return f"{self._doing}, {seconds:.0f} s"
+        left = self._expected_s - seconds
+        words = f"about {duration(left)} left" if left >= 1 else "any moment now"
+        return bar_line(self._doing, min(MOST_SHARE, seconds / self._expected_s), words)
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

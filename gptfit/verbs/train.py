@@ -11,22 +11,32 @@ from gptfit.config.keys import TrainConfig, find_problems
 from gptfit.config.read import Loaded, checked
 from gptfit.errors import ConfigError, GptfitError, UsageError
 from gptfit.screen import unbreakable_stdout
-from gptfit.verbs.auto_batch import take_auto, with_auto_batch
 from gptfit.verbs.common import config_arguments, config_lines, load_unchecked, recipe_argument
+from gptfit.verbs.next_commands import to_watch
+from gptfit.verbs.tuned_batch_size import take_auto, with_auto_batch
 
 HELP = "Train a GPT: nanoGPT's configs, keys and output, resumable at any moment."
+EXAMPLES = (
+    "gptfit train configs/mine.py --batch_size=auto",
+    "gptfit train configs/mine.py --init_from=resume",
+    "gptfit train configs/mine.py --gpus 8",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config_arguments(parser)
     recipe_argument(parser)
     parser.add_argument(
-        "--gpus", type=int, default=0, metavar="N", help="train on N cards of this machine (or N CPU processes)"
+        "--gpus",
+        type=int,
+        default=0,
+        metavar="N",
+        help="train on N cards of this machine (or N CPU processes), with the same tokens per step; several machines: torchrun",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    if "RANK" in os.environ:
+    if os.environ.get("RANK"):
         return _run_launched(args)
     if args.gpus < 0:
         raise UsageError(f"--gpus {args.gpus} makes no sense", fix="give how many cards of this machine to use")
@@ -49,13 +59,13 @@ def _launch(args: argparse.Namespace) -> int:
 
 def _run_launched(args: argparse.Namespace) -> int:
     """One of several processes: whoever started them says what went wrong, once."""
-    from gptfit.train.launch import is_launched, leave_word
+    from gptfit.train.launch import is_launched, is_said, leave_word
 
     try:
         return _run_here(args)
     except GptfitError as error:
         leave_word(str(error))
-        if not is_launched():
+        if not is_launched() and not is_said(str(error)):
             raise
         return error.exit_code
 
@@ -75,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
     is_master = find_processes().is_master
     view = make_view(config, is_master)
     with view:
-        for line in lines if is_master else ():
+        for line in [*lines, *([to_watch(config)] if sys.stdout.isatty() else [])] if is_master else ():
             view.say(line)
         result = train(config, view.report)
     if is_master:

@@ -7,10 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from gptfit.config.keys import TrainConfig
-from gptfit.logs.events import DataSaid, Eval, Event, Header, Message, Step
+from gptfit.logs.events import DataSaid, Eval, Event, Header, Message, Sample, Step
 from gptfit.shell import command
 from gptfit.units import count, duration, gib, percent, perplexity, si
-from gptfit.verbs.common import console
+from gptfit.verbs.common import console, wrapped
+from gptfit.verbs.next_commands import after_train, to_compare
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 NARROW = 100  # columns; below this the bar is short
+SAMPLE_WIDTH = 100  # characters of a sample that the terminal shows; the log and the page have all
 UNKNOWN_DATA = DataSaid()
 
 
@@ -65,7 +67,7 @@ class LiveView(PlainView):
         self._bar.stop()
 
     def say(self, line: str) -> None:
-        self._bar.console.print(line, highlight=False, markup=False)
+        self._bar.console.print(wrapped(line, 4), highlight=False, markup=False, soft_wrap=True)
 
     def report(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -94,9 +96,18 @@ def event_lines(event: Event, data: DataSaid = UNKNOWN_DATA) -> list[str]:
         case Eval():
             losses = f"step {event.step}: train loss {event.train_loss:.4f}, val loss {event.val_loss:.4f}"
             return [f"{losses} ({_in_bits(event, data)}{count(event.eval_tokens or 0)} val tokens)"]
+        case Sample():
+            return [f"sample at step {event.step}: {sample_line(event)}"]
         case Message():
             return [event.message]
     return []
+
+
+def sample_line(sample: Sample) -> str:
+    """Prompt and beginning of what follows on one line, without what a terminal would take for commands."""
+    whole = " ".join(f"{sample.prompt} ... {sample.text}".split())
+    shown = "".join(character if character.isprintable() else "?" for character in whole)
+    return shown if len(shown) <= SAMPLE_WIDTH else f"{shown[:SAMPLE_WIDTH]} ..."
 
 
 def _in_bits(event: Eval, data: DataSaid) -> str:
@@ -151,8 +162,7 @@ def summary_lines(config: TrainConfig, result: TrainResult) -> list[str]:
         lines.append(
             f"best val loss {result.best_val_loss:.4f} (perplexity {si(perplexity(result.best_val_loss))}){where}"
         )
-    lines.append(_next_line(config, result))
-    return lines
+    return [*lines, *to_compare(config), _next_line(config, result)]
 
 
 def _ending(config: TrainConfig, result: TrainResult) -> str:
@@ -172,6 +182,8 @@ def _next_line(config: TrainConfig, result: TrainResult) -> str:
         hours = [f"--max_hours={2 * config.max_hours:g}"] if result.reason == "max_hours" else []
         words = ["gptfit", "train", "--init_from=resume", f"--out_dir={config.out_dir}", *hours]
         return f"to go on at step {result.step}: {command(words)}"
-    if result.reason == "eval_only" or result.step == 0:
-        return f"next: {'gptfit train without --eval_only=True' if config.eval_only else 'start again; nothing was trained yet'}"
-    return "next: " + command(["gptfit", "sample", config.out_dir])
+    if result.reason == "eval_only":
+        return "next: the same command without --eval_only=True"
+    if result.step == 0:
+        return "nothing was trained yet; to begin: the same command again"
+    return after_train(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 
 from gptfit.config.keys import TUNABLE
@@ -11,10 +12,12 @@ from gptfit.config.start_model import is_pretrained
 from gptfit.errors import RunError, UsageError
 from gptfit.verbs.common import config_arguments, load, print_json, recipe_argument
 from gptfit.verbs.gpu_and_data import find_data, vocab_size
+from gptfit.verbs.next_commands import after_tune
 
 HELP = (
     "Find the micro-batch sweet spot on the real device: same model, same tokens per step, one thing varied at a time."
 )
+EXAMPLES = ("gptfit tune configs/mine.py --minutes 10",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load(args)
     config = loaded.config
     from gptfit.checkpoint.pretrained import adopt_model
-    from gptfit.tune.tune import TuneOptions, run_session, silent
+    from gptfit.tune.session import TuneOptions, run_session, silent
     from gptfit.verbs.tune_output import answer_lines, append_row, as_json, write_config, write_page
     from gptfit.verbs.tune_view import TuneScreen, print_result
 
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     )
     config = adopt_model(config) if is_pretrained(config) else config
     shape = config.shape(vocab_size(find_data(None, config)))
-    result = run_session(config, shape, options, silent if args.json else TuneScreen)
+    result = run_session(config, shape, options, silent if args.json else partial(TuneScreen, minutes=args.minutes))
     if result.best is None:
         raise RunError(result.why_nothing())
     # The answer first: it took minutes, and a full disk must not keep it from the reader.
@@ -79,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
         files.append(f"page: {write_page(result, Path(args.html))}")
     if args.csv:
         files.append(f"row: {append_row(result, Path(args.csv))}")
-    if files and not args.json:
-        print("\n".join(files))
+    if not args.json:
+        print("\n".join([*files, after_tune(args, target)]))
     return 0
 
 

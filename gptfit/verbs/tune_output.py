@@ -13,9 +13,9 @@ from gptfit.config.write import render, set_keys
 from gptfit.errors import RunError
 from gptfit.files import write_whole
 from gptfit.tune.rank import Score
+from gptfit.tune.session import TuneResult
 from gptfit.tune.space import candidate_config
 from gptfit.tune.trials import trial_as_json
-from gptfit.tune.tune import TuneResult
 from gptfit.units import GIB, count, gib, percent, si
 from gptfit.verbs.tune_view import table_head, table_rows, variant_words
 

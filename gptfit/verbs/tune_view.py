@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 from rich.console import Group
@@ -12,34 +13,40 @@ from rich.text import Text
 
 from gptfit.config.keys import TrainConfig
 from gptfit.shape import ModelShape
+from gptfit.tune.measuring import Session
 from gptfit.tune.rank import Score
-from gptfit.tune.session import Session
+from gptfit.tune.session import TuneResult
 from gptfit.tune.space import Space
 from gptfit.tune.trials import Candidate, Machine, Trial, Variant
-from gptfit.tune.tune import TuneResult
 from gptfit.units import GIB, count, duration, gib, percent, si
-from gptfit.verbs.common import console
+from gptfit.verbs.common import console, wrapped
 
 BAR = 26  # columns
+INDENT = 6  # columns, of a sentence's second line
+TEXTS = ("settings", "")  # columns of words
+LEAST = ("allocated", "reserved", "trials", "MFU", "x steps", "+-")  # left out in this order where there is no room
 OUTCOMES = {"oom": "out of memory", "timeout": "time limit", "crash": "crashed"}
 
 
 class TuneScreen:
     """The table as it grows on a terminal; one line per trial elsewhere."""
 
-    def __init__(self, config: TrainConfig, shape: ModelShape, machine: Machine, space: Space) -> None:
+    def __init__(
+        self, config: TrainConfig, shape: ModelShape, machine: Machine, space: Space, *, minutes: float
+    ) -> None:
+        self._began, self._limit_s = time.monotonic(), 60 * minutes
         self._console = console()
         self._session = Session(space)
         self._space = space
-        self._now = ""
+        self._now = self._stage = ""
         self._head = head_lines(config, shape, machine, space)
         self._live: Live | None = None
 
     def __enter__(self) -> TuneScreen:
         for line in self._head:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(wrapped(line, INDENT), markup=False, soft_wrap=True)
         if sys.stdout.isatty():
-            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._screen)
             self._live.start()
         return self
 
@@ -52,23 +59,32 @@ class TuneScreen:
         self._now = (
             f"measuring micro-batch {candidate.micro_batch}{variant_words(candidate.variant, self._space.base)}{again}"
         )
-        self._refresh("")
+        self._stage = ""
 
     def stage(self, name: str) -> None:
-        self._refresh(name)
+        self._stage = name
 
     def finished(self, trial: Trial, session: Session) -> None:
         self._session = session
-        if self._live is not None:
-            self._refresh("")
-        else:
-            self._console.print(trial_line(trial, session), markup=False, soft_wrap=True)
+        self._stage = ""
+        if self._live is None:
+            self._console.print(wrapped(trial_line(trial, session), INDENT), markup=False, soft_wrap=True)
             self._console.file.flush()
 
-    def _refresh(self, stage: str) -> None:
-        if self._live is not None:
-            status = Text(f"{self._now}{': ' + stage if stage else ''}", style="dim")
-            self._live.update(Group(score_table(self._session), status))
+    def _screen(self) -> Group:
+        """Drawn four times a second: the table so far, what is being measured, and how much of the time is over."""
+        doing = Text(f"{self._now}{': ' + self._stage if self._stage else ''}", style="dim")
+        return Group(
+            score_table(self._session),
+            doing,
+            Text(time_line(time.monotonic() - self._began, self._limit_s), style="dim"),
+        )
+
+
+def time_line(seconds: float, limit_s: float) -> str:
+    share = min(1.0, seconds / limit_s)
+    left = f"{duration(limit_s - seconds)} left at most" if share < 1 else "ends after this trial"
+    return f"{'━' * round(BAR * share):<{BAR}} {left}"
 
 
 def head_lines(config: TrainConfig, shape: ModelShape, machine: Machine, space: Space) -> list[str]:
@@ -100,12 +116,32 @@ def trial_line(trial: Trial, session: Session) -> str:
 
 def score_table(session: Session, result: TuneResult | None = None) -> Table:
     """Ascending in the micro-batch, the config's own settings first; what failed is a row too."""
+    head, rows = _fitting(table_head(session), table_rows(session, result), console().width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in table_head(session):
-        table.add_column(heading, justify="left" if heading in ("settings", "") else "right", no_wrap=True)
-    for row in table_rows(session, result):
+    for heading, width in _least_widths(head, rows).items():
+        is_text = heading in TEXTS
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text, min_width=width)
+    for row in rows:
         table.add_row(*(Text(cell) for cell in row), style="bold" if row[-1].startswith("best") else None)
     return table
+
+
+def _fitting(head: list[str], rows: list[list[str]], width: int) -> tuple[list[str], list[list[str]]]:
+    """Without the columns that matter least, as many as it takes; texts may be broken between words."""
+    widths = _least_widths(head, rows)
+    for name in LEAST:
+        if sum(widths.values()) + 2 * (len(widths) - 1) > width:
+            widths.pop(name, None)
+    kept = [i for i, name in enumerate(head) if name in widths]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def _least_widths(head: list[str], rows: list[list[str]]) -> dict[str, int]:
+    """Columns of the screen that each heading needs for its longest figure or word."""
+    return {
+        name: max(len(part) for cell in cells for part in (cell.split() or [""] if name in TEXTS else [cell]))
+        for name, *cells in zip(head, head, *rows, strict=True)
+    }
 
 
 def table_head(session: Session) -> list[str]:
@@ -164,7 +200,7 @@ def print_result(result: TuneResult, answer: Sequence[str]) -> None:
         out.print(line, markup=False)
     out.print()
     for line in answer:
-        out.print(line, markup=False, soft_wrap=True)
+        out.print(wrapped(line, INDENT), markup=False, soft_wrap=True)
 
 
 def curve_lines(scores: Sequence[Score], session: Session) -> list[str]:

@@ -15,6 +15,7 @@ from gptfit.verbs.make_plan import plan_arguments
 from gptfit.verbs.serve import address_arguments, serve
 
 HELP = "A live page of the runs in a folder: status, curves as they grow, samples, and any of them compared."
+EXAMPLES = ("gptfit watch .", "gptfit watch runs --notify desktop")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

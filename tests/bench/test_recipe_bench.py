@@ -66,6 +66,32 @@ def test_a_train_py_whose_seed_cannot_be_replaced_is_not_run(
         runs.Runner(tmp_path, tmp_path, nanogpt).nanogpt_curve(setup, 1e-3, 1)
 
 
+def test_a_batch_of_our_own_sees_the_same_tokens_and_is_measured_on_the_same_windows(runs: ModuleType) -> None:
+    both = runs.Setup("tiny", "bytes", 1, 1, 8, 8, 16, steps=80, rates=(), eval_iters=5, share=10, our_batch=4)
+    assert both.ours.tokens == both.tokens
+    assert both.our_steps * both.ours.tokens_per_step == both.tokens / 10
+    assert both.ours.eval_iters * both.ours.batch_size == both.eval_iters * both.batch_size
+    assert both.ours.ours == both.ours
+
+
+def test_a_setup_with_the_recipes_batch_has_more_updates_of_fewer_tokens(runs: ModuleType) -> None:
+    both = runs.Setup("tiny", "bytes", 1, 1, 128, 64, 16, steps=80, rates=(), eval_iters=5, share=10).with_recipes_batch
+    assert both.ours.tokens_per_step == 512 < both.tokens_per_step
+    assert both.our_steps == 16
+
+
+def test_a_loss_with_three_quarters_of_the_tokens_is_said_to_be_reached_or_by_how_much_not(
+    runs: ModuleType, tmp_path: Path
+) -> None:
+    groups = importlib.import_module("_recipe_groups")
+    kept = runs.Kept(tmp_path / "kept.jsonl")
+    assert groups.shorter_line(kept, 192, 4.0) == ""
+    curve = runs.Curve((runs.Point(0, 8.0), runs.Point(10, 4.02)), 12.0, "float32")
+    kept.get(groups.shorter_name(192, 1), lambda: curve)
+    assert "missed by 0.020 nats" in groups.shorter_line(kept, 192, 4.0)
+    assert groups.shorter_line(kept, 192, 4.05).endswith("1 seed: reached")
+
+
 def test_a_kept_run_is_not_run_again_and_a_torn_line_is(runs: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
     curve = runs.Curve((runs.Point(0, 5.0), runs.Point(10, 4.0)), 12.0, "float32", 3.0)
@@ -89,10 +115,12 @@ def test_seconds_with_an_own_vocabulary_are_compared_at_equal_bits_per_byte(
 ) -> None:
     """4 nats per token of 4 bytes are 3 per token of 3: reached half-way through the second half of the steps."""
     own = importlib.import_module("_recipe_own")
-    facts = own.OwnFacts(bytes_per_token=3.0, gpt2_bytes_per_token=4.0, nanogpt_loss=4.0, nanogpt_ms=6000.0)
+    facts = own.OwnFacts(
+        bytes_per_token=3.0, gpt2_bytes_per_token=4.0, nanogpt_loss=4.0, nanogpt_ms=6000.0, our_ms=2000.0
+    )
     assert facts.target_loss == pytest.approx(3.0)
-    tokens = own.SETUP.tokens_per_step
+    tokens = own.SETUP.ours.tokens_per_step
     points = tuple(runs.Point(step * tokens, loss) for step, loss in ((0, 9.0), (50, 4.0), (100, 2.0)))
-    curve = runs.Curve(points, ms_per_step=2000.0, how="float32")
+    curve = runs.Curve(points, ms_per_step=9000.0, how="float32")  # on a busy machine
     assert facts.seconds_ratio(curve) == pytest.approx(736 * 6.0 / (75 * 2.0))
     assert facts.seconds_ratio(runs.Curve(points[:2], 2000.0, "float32")) is None

@@ -49,9 +49,9 @@ class FakeRunner:
         return runs.Curve((runs.Point(0, 9.0), runs.Point(tokens, loss)), 1.0, "float32")
 
 
-def compare(bench: ModuleType, runner: FakeRunner, jobs: int) -> Any:
+def compare(bench: ModuleType, runner: FakeRunner, jobs: int, seeds: int = 3, kept: Path | None = None) -> Any:
     setup = bench.Setup("tiny", "bytes", 1, 1, 8, 8, 2, steps=8, rates=tuple(FINAL), eval_iters=1)
-    return bench.compare(runner, setup, 3, False, bench.Kept(None), jobs)
+    return bench.compare(runner, setup, seeds, False, bench.Kept(kept), jobs)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -65,6 +65,15 @@ def test_the_best_of_all_rates_is_taken_for_every_seed(bench: ModuleType, jobs: 
         ("nanoGPT", 2e-3, 2),
         ("nanoGPT", 2e-3, 3),
     }
+
+
+def test_one_seed_of_ours_is_compared_with_all_kept_ones_of_nanogpt(bench: ModuleType, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    compare(bench, FakeRunner(bench), 1, kept=kept)
+    runner = FakeRunner(bench)
+    again = compare(bench, runner, 1, seeds=1, kept=kept)
+    assert runner.ran == []
+    assert (len(again.theirs), len(again.ours)) == (3, 1)
 
 
 def test_a_run_that_was_stopped_ends_the_bench(bench: ModuleType) -> None:
@@ -86,6 +95,7 @@ print("step 0: train loss 9.0, val loss 9.0\\niter 1: loss 9.0, time 1.0ms\\nste
 """
 
 
+@pytest.mark.slow
 def test_nanogpts_last_checkpoint_is_measured_as_our_runs_are(
     bench: ModuleType, small_config: Callable[..., TrainConfig], token_folder: Path, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def open_page(browser: playwright.Browser) -> Iterator[Callable[..., Watched]]:
     def open_at(address: str, offline: bool = False, width: int = 1200, scheme: str = "light") -> Watched:
         context = browser.new_context(viewport={"width": width, "height": 900}, offline=offline, color_scheme=scheme)
         contexts.append(context)
+        context.set_default_timeout(120_000)  # of milliseconds: a page with plotly, while other programs are at work
         watched = Watched(context.new_page())
         watched.page.goto(address)
         return watched

@@ -34,7 +34,7 @@ def test_a_model_too_large_is_made_to_fit_with_one_button(
     assert shown.errors == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(
     tmp_path: Path, watch_server: Callable[[Path], str], open_page: OpenPage, scheme: str
 ) -> None:

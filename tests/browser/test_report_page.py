@@ -23,7 +23,7 @@ def report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return out
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_it_renders_offline_without_a_complaint_or_a_request(report: Path, open_page: OpenPage, scheme: str) -> None:
     shown = open_page(report.as_uri(), offline=True, scheme=scheme)
     assert shown.points("loss") > 100
@@ -87,7 +87,7 @@ def test_a_hostile_run_is_shown_as_text(make_run: MakeRun, tmp_path: Path, open_
     evil = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">'
     run = make_run(evil, config={"dataset": evil}, versions={"torch": evil})
     with open(run / "run.jsonl", "a") as file:
-        file.write('{"event": "event", "kind": "sample", "step": 9, "message": "<script>window.hacked = 3</script>"}\n')
+        file.write('{"event": "sample", "step": 9, "text": "<script>window.hacked = 3</script>"}\n')
     write_report([run, make_run("b")], tmp_path / "evil.html")
     shown = open_page((tmp_path / "evil.html").as_uri())
     assert shown.page.evaluate("window.hacked") is None

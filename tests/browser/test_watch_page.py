@@ -47,7 +47,7 @@ def test_new_samples_and_evals_reach_the_page(
         file.write(
             json.dumps({"event": "eval", "step": 40, "train_loss": 1.1, "val_loss": 1.25, "seconds": 2.0}) + "\n"
         )
-        file.write(json.dumps({"event": "event", "kind": "sample", "step": 40, "message": "Once <b>upon</b>"}) + "\n")
+        file.write(json.dumps({"event": "sample", "step": 40, "text": "Once <b>upon</b>"}) + "\n")
     shown.page.wait_for_selector("text=Once <b>upon</b>", timeout=10_000)
     shown.page.wait_for_selector('h1:has-text("1.2500")', timeout=10_000)
     assert shown.errors == []
@@ -100,6 +100,41 @@ def test_a_hostile_run_name_is_shown_as_text(
     assert shown.errors == []
 
 
+def test_who_walks_the_list_with_the_keyboard_stays_where_they_were(
+    make_run: MakeRun, tmp_path: Path, watch_server: Serve, open_page: OpenPage
+) -> None:
+    """The rows are made anew every two seconds, and the focus went to the page's beginning with them."""
+    make_run("first")
+    make_run("second")
+    shown = open_page(watch_server(tmp_path))
+    shown.page.locator('[aria-label="compare first"]').focus()
+    shown.page.keyboard.press("Space")
+    shown.page.evaluate("document.getElementById('runs').firstChild.id = 'old'")
+    shown.page.wait_for_selector("#old", state="detached", timeout=20_000)
+    assert shown.page.evaluate("document.activeElement.getAttribute('aria-label')") == "compare first"
+    assert shown.page.locator('[aria-label="compare first"]').is_checked()
+    assert shown.errors == []
+
+
+def test_what_is_held_against_each_other_has_one_unit(
+    make_run: MakeRun, tmp_path: Path, watch_server: Serve, open_page: OpenPage
+) -> None:
+    """The plan's nats stood under bits per byte."""
+    make_run("bytes")
+    answer = {"val_loss": 1.5, "bits_per_byte": 2.25, "planned": {"value": 1.6}, "projected": {"value": 1.4}}
+
+    def in_bits(route: Any) -> None:
+        (row,) = route.fetch().json()
+        route.fulfill(json=[row | answer | {"status": "running"}])
+
+    shown = open_page(watch_server(tmp_path) + "chat")
+    shown.page.route("**/api/runs", in_bits)
+    shown.page.goto(shown.page.url.removesuffix("chat"))
+    cell = shown.page.locator("#runs td:nth-child(6)")
+    cell.wait_for()
+    assert cell.inner_text().splitlines() == ["2.2500 bits/byte", "→ 2.10, plan 2.40", "1.5000 nats/token"]
+
+
 def test_a_phone_shows_the_loss_of_every_run(
     make_run: MakeRun, tmp_path: Path, watch_server: Serve, open_page: OpenPage
 ) -> None:
@@ -107,6 +142,7 @@ def test_a_phone_shows_the_loss_of_every_run(
     shown = open_page(watch_server(tmp_path), width=375)
     shown.page.wait_for_selector("#runs tr")
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert shown.page.locator("#runs td:nth-child(2)").bounding_box()["width"] > 250, "its name has the line to itself"
     for place in (5, 6):  # loss, validation
         box = shown.page.locator(f"#runs td:nth-child({place})").bounding_box()
         assert box["x"] >= 0

@@ -13,6 +13,7 @@ from gptfit.compare.comparison_json import comparison_json
 from gptfit.compare.sentences import explain
 from gptfit.logs.open_run import open_run
 from gptfit.logs.runlog import RunLog
+from gptfit.shell import command
 from tests.made_logs import LARGE_LOG, SMALL_LOG, MakeRun
 
 
@@ -149,6 +150,8 @@ def test_the_verb_prints_the_answer_when_piped(capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "134.1k" in text
     assert "\x1b" not in text
+    named = command(["gptfit", "compare", SMALL_LOG, LARGE_LOG, "--gpu", "4070", "--html", "comparison.html"])
+    assert text.splitlines()[-1] == f"as a page: {named}"
 
 
 def test_the_verb_prints_json_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +173,7 @@ def test_bad_input_is_one_line_and_exit_one(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_two_configs_for_three_runs_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "a", "b", "c", "--config", "x.py", "y.py"]) == 2
+    assert main(["compare", "a", "b", "c", "--config", "x.py", "y.py"]) == 1
     assert "one per run" in capsys.readouterr().err
 
 
@@ -253,3 +256,14 @@ def test_a_resumed_run_is_no_other_kind_of_run(make_run: MakeRun) -> None:
     resumed = make_run("b", config={"init_from": "resume"})
     answer = compare_runs([open_run(make_run("a")), open_run(resumed)])
     assert "init_from" not in [change.key for change in answer.differences.changed]
+
+
+def test_a_run_that_answers_is_not_ahead_of_one_that_reads(make_run: MakeRun) -> None:
+    """A loss over a few short answers is lower; `compare` had called that a win."""
+    data = {"folder": "data/x", "tokenizer": "bytes"}
+    runs = [make_run("reads"), make_run("answers", level=-1.0, dataset={**data, "chat": "gptfit-1"})]
+    found = compare_runs([open_run(run) for run in runs])
+    assert found.duels == ()
+    assert explain(found).verdict == (
+        "No winner can be named: the losses of answers are over the assistant's words alone, those of reads over all of a text."
+    )

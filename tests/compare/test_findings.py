@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from gptfit.cli import main
 from gptfit.compare.comparison import Comparison, compare_runs
 from gptfit.compare.facts import run_facts, run_letter
 from gptfit.compare.noise import PUBLISHED_CHANCE, noise_between
-from gptfit.compare.projection import project_runs
+from gptfit.compare.projection import project_loss, project_runs
 from gptfit.compare.sentences import explain
 from gptfit.compare.table import equal_table, fact_rows
 from gptfit.logs.open_run import open_run
@@ -114,3 +116,17 @@ def test_runs_beyond_the_26th_have_letters_too(make_run: MakeRun) -> None:
     targets = {found.target for found in project_runs(runs)}
     assert "AB's end" in targets
     assert all(re.fullmatch(r"its own end|[A-Z]{1,2}'s end", target) for target in targets)
+
+
+def test_no_run_is_heading_for_less_than_nothing(tmp_path: Path) -> None:
+    """A curve that fell fast and flattened, as on text that repeats: the law would take it below zero."""
+    lines = ["tokens per iteration will be: 16,384", "number of parameters: 10.65M"]
+    for step in range(0, 2001, 250):
+        lines += [f"step {step}: train loss 1.0, val loss {1.0 + 3.2 * math.exp(-step / 300):.4f}"]
+        lines += [f"iter {step}: loss 1.5000, time 100.00ms, mfu 10.00%"]
+    log = tmp_path / "a.log"
+    log.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    run = run_facts(open_run(log))
+    for factor in (2, 30, 300):
+        found = project_loss(run, factor * 2000.0)
+        assert found is None or 0 <= found.low <= found.value

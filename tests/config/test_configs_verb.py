@@ -23,6 +23,7 @@ def test_every_config_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[st
     assert main(["configs"]) == 0
     said = capsys.readouterr().out
     assert all(re.search(rf"^{path.stem} +\w", said, re.M) for path in FILES)
+    assert "tools/" not in said, "which an installed gptfit does not have"
 
 
 def test_a_config_is_shown_and_copied_and_the_copy_is_planned(
@@ -45,7 +46,7 @@ def test_json_has_names_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_name_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["configs", "modern_cp"]) == 2
+    assert main(["configs", "modern_cp"]) == 1
     assert "did you mean modern_cpu?" in capsys.readouterr().err
 
 

@@ -165,7 +165,7 @@ def test_the_verb_lists_every_key_in_80_columns(capsys: Any) -> None:
 
 
 def test_the_verb_suggests_the_key_that_was_meant(capsys: Any) -> None:
-    assert main(["keys", "batchsize"]) == 2
+    assert main(["keys", "batchsize"]) == 1
     assert "did you mean batch_size?" in capsys.readouterr().err
 
 

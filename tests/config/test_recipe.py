@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from gptfit.config.keys import TrainConfig
+from gptfit.config.read import Loaded
 from gptfit.config.recipe import (
     DataSize,
     adamw_rate,
     head_count,
+    least_tokens_per_step,
+    length_keys,
     modern_keys,
-    momentum_keys,
     optimal_tokens,
     second_edition,
     tokens_per_step,
@@ -24,15 +26,24 @@ from gptfit.gpus import find
 from gptfit.plan.plan import plan
 from gptfit.shape import ModelShape
 from gptfit.verbs.common import config_arguments, load, recipe_argument
+from tests.test_dataset import bins
 
 
 def load_words(*words: str) -> TrainConfig:
+    return loaded_words(*words).config
+
+
+def load_notes(*words: str) -> tuple[str, ...]:
+    return loaded_words(*words).notes
+
+
+def loaded_words(*words: str) -> Loaded:
     parser = argparse.ArgumentParser()
     config_arguments(parser)
     recipe_argument(parser)
     args, rest = parser.parse_known_args(words)
     args.overrides = rest
-    return load(args).config
+    return load(args)
 
 
 def test_gpt2_small_gets_track_3s_horizon_and_step() -> None:
@@ -40,6 +51,21 @@ def test_gpt2_small_gets_track_3s_horizon_and_step() -> None:
     tokens = optimal_tokens(shape)
     assert tokens == pytest.approx(1.70e9, rel=0.01)
     assert tokens_per_step(tokens) == 524_288
+
+
+def test_a_narrow_model_on_a_cpu_takes_smaller_steps_and_a_card_does_not() -> None:
+    assert [least_tokens_per_step(width, 257, is_cpu=True) for width in (64, 128, 192, 256, 768)] == [
+        256,
+        512,
+        512,
+        1024,
+        2048,
+    ]
+    assert least_tokens_per_step(128, 257, is_cpu=False) == 4_096
+
+
+def test_a_large_vocabulary_takes_larger_steps() -> None:
+    assert [least_tokens_per_step(128, entries, is_cpu=True) for entries in (257, 4_096, 50_304)] == [512, 1024, 2048]
 
 
 def test_an_untied_head_counts_once_in_the_horizon() -> None:
@@ -54,6 +80,13 @@ def test_the_heads_rate_falls_with_the_width() -> None:
     narrow, wide = (ModelShape(12, 4, width, 64, 1000, arch="modern") for width in (192, 768))
     assert adamw_rate("head", narrow) == pytest.approx(4 * adamw_rate("head", wide))
     assert adamw_rate("embedding", narrow) == adamw_rate("embedding", wide)
+
+
+def test_the_heads_rate_falls_with_the_tokens_per_entry_of_the_vocabulary() -> None:
+    bytes_, words = (ModelShape(3, 2, 128, 128, size, arch="modern") for size in (257, 4_096))
+    assert adamw_rate("head", bytes_, 512) == adamw_rate("head", bytes_), "every byte is in every batch"
+    assert adamw_rate("head", words, 1_024) == pytest.approx(adamw_rate("head", words) / 2)
+    assert adamw_rate("embedding", words, 1_024) == adamw_rate("embedding", words)
 
 
 def test_a_tied_embedding_has_the_heads_rate() -> None:
@@ -123,9 +156,17 @@ def test_the_recipe_and_somebodys_weights_are_two_models() -> None:
 
 
 def test_momentum_remembers_as_large_a_part_of_a_short_run_as_of_a_long_one() -> None:
-    assert momentum_keys(3_000) == {"momentum": 0.97, "momentum_end": 0.9}, "nanochat's"
-    assert momentum_keys(600)["momentum"] == 0.95
-    assert momentum_keys(80)["momentum"] == momentum_keys(300)["momentum"] == 0.9
+    long = length_keys(3_000)
+    assert (long["momentum"], long["momentum_end"]) == (0.97, 0.9), "nanochat's"
+    assert length_keys(600)["momentum"] == 0.95
+    assert length_keys(80)["momentum"] == length_keys(300)["momentum"] == 0.9
+
+
+def test_layer_scalars_are_for_runs_of_many_updates_that_need_not_be_portable() -> None:
+    shape = ModelShape(6, 4, 256, 256, 4096, arch="modern")
+    assert second_edition(shape, max_iters=3_000)["layer_scalars"]
+    assert not second_edition(shape, max_iters=320)["layer_scalars"]
+    assert not second_edition(shape, portable=True, max_iters=3_000)["layer_scalars"]
 
 
 def test_tables_are_in_the_second_edition_where_they_are_small_and_the_data_is_not_read_often() -> None:
@@ -157,3 +198,11 @@ def test_what_a_file_or_the_command_line_says_of_an_ingredient_stays() -> None:
     assert "bigram" not in modern_keys(config, ("bigram",), ())
     assert "normuon" not in modern_keys(config, (), ("normuon",))
     assert modern_keys(config, (), ())["normuon"]
+
+
+def test_the_recipe_says_that_it_saw_many_epochs(tmp_path: Path) -> None:
+    folder = bins(tmp_path, train=2_000)
+    words = ("--recipe=modern", f"--dataset={folder}", "--batch_size=2", "--block_size=16", "--tokens_per_step=32")
+    few, many = (load_notes(*words, f"--max_iters={steps}") for steps in (100, 1_000))
+    assert not any("epochs of this data" in note for note in few)
+    assert any("16.0 epochs of this data" in note for note in many)

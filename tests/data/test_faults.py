@@ -106,6 +106,7 @@ def test_stopped_when_the_limit_is_reached_nothing_is_added_after_it(
     assert manifests[0]["splits"] == manifests[1]["splits"]
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_moments_ends_in_the_same_bytes(shared: Path, tmp_path: Path) -> None:
     """The real signal on the real file, a few times; bench/prepare.py does it twenty times."""
     folder = tmp_path / "sources"

@@ -16,10 +16,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from gptfit.data.hub import parse
+from gptfit.checkpoint.hf_folder import find_stock
+from gptfit.data.hub import download, failures, parse
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
-from gptfit.errors import DataError
+from gptfit.errors import DataError, RunError
 
 from .conftest import WriteParquet, digest, stories
 
@@ -167,6 +168,26 @@ def test_what_the_hub_does_not_have_is_one_line(
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_no_network_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    hub.endpoint = "http://127.0.0.1:9"  # where nobody listens
+    done = run(hub, tmp_path, "hf://datasets/me/texts", "--out", "out")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("gptfit: hf://datasets/me/texts: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_connection_that_breaks_without_a_word_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise failures()[0]("")
+
+    monkeypatch.setattr("gptfit.data.hub._entries", broken)
+    with pytest.raises(DataError, match=r"hf://datasets/me/texts: \w+; run the same command again"):
+        download("hf://datasets/me/texts", lambda name: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
+    with pytest.raises(RunError, match=r"gpt2: cannot be fetched \(\w+\); give a folder"):
+        find_stock("gpt2")
 
 
 def test_an_address_has_owner_name_revision_and_path() -> None:

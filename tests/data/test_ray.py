@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gptfit.data.engines import fresh_of
+from gptfit.data.engines import _joined, fresh_of
 from gptfit.data.journal import Journal
 from gptfit.data.options import PrepareOptions
 from gptfit.data.prepare import prepare
@@ -59,7 +59,14 @@ def watched(common, shard, fresh):
         engines.write_shard(*common[:1], shard, fresh, common[1].load, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     return real(common, shard, fresh)
 engines._write_in_task = watched
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+for patience in (2, 1, 0):  # Ray gives its own processes half a minute to start, which a busy machine may not have
+    try:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        break
+    except Exception:
+        ray.shutdown()
+        if not patience:
+            raise
 prepare(PrepareOptions(sources, Path(out), val_fraction=0.1, engine="ray", workers=workers))
 ray.shutdown()
 """
@@ -67,9 +74,25 @@ ray.shutdown()
 
 def run_ray(*values: object) -> subprocess.CompletedProcess[str]:
     program = PROGRAM.format(values=values)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=180)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
 
 
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray says so with a plain Exception where its own processes take too long."""
+    import ray
+
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen\nbecause of much.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with (
+        pytest.raises(DataError, match=r"no Ray cluster answers \(The current node timed out during startup"),
+        _joined(ray),
+    ):
+        pass
+
+
+@pytest.mark.timeout(1200)  # two starts of Ray
 def test_a_killed_worker_loses_one_shard_and_a_killed_driver_none_and_the_bytes_are_the_local_engines(
     parquet: WriteParquet, tmp_path: Path
 ) -> None:

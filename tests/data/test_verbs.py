@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from gptfit.cli import main
 from gptfit.data.describe import describe_folder
 from gptfit.data.tokenizer import load_tokenizer
+from gptfit.dataset import default_name
 from gptfit.errors import UsageError
-from gptfit.verbs.prepare import default_name, parse_limit
+from gptfit.verbs.prepare import parse_limit
 
 from .conftest import WriteParquet, ids, stories
 
@@ -30,7 +32,7 @@ def test_prepare_says_what_it_will_do_and_what_it_did(
     tokens = len(ids(out / "train.bin"))
     assert f"{tokens:,} tokens" in shown
     assert "bytes of text per token" in shown
-    assert f"next: gptfit plan --dataset={out}" in shown
+    assert re.search(rf"^next: gptfit propose .*--data {re.escape(str(out))} --hours 12$", shown, re.M)
 
 
 def test_a_bad_file_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +42,7 @@ def test_a_bad_file_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.C
         capsys.readouterr().err
         == f"gptfit: {tmp_path}/a.parquet: is empty (0 bytes); it was not written or downloaded whole\n"
     )
-    assert main(["prepare", str(tmp_path / "a.parquet"), "--limit", "many"]) == 2
+    assert main(["prepare", str(tmp_path / "a.parquet"), "--limit", "many"]) == 1
     assert "--limit many" in capsys.readouterr().err
 
 
@@ -95,7 +97,9 @@ def test_too_little_text_for_a_vocabulary_says_how_many_entries_it_gives(
     assert main(["tokenizer", "train", source, "--vocab-size", "9000", "--out", str(tmp_path / "t.json")]) == 1
     assert "entries can be learned from this much text" in capsys.readouterr().err
     assert not (tmp_path / "t.json").exists()
-    assert main(["tokenizer", "train", source, "--vocab-size", "100", "--out", str(tmp_path / "t.json")]) == 2
+    assert main(["tokenizer", "train", source, "--sample-mib", "0", "--out", str(tmp_path / "t.json")]) == 1
+    assert "--sample-mib 0 leaves nothing to learn from; give 1 or more" in capsys.readouterr().err
+    assert main(["tokenizer", "train", source, "--vocab-size", "100", "--out", str(tmp_path / "t.json")]) == 1
 
 
 def test_limits_are_documents_or_tokens() -> None:

@@ -70,3 +70,16 @@ def test_no_driver_or_no_card_is_none(monkeypatch: pytest.MonkeyPatch, broken: d
 def test_no_library_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert local_gpu() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pynvml itself looks for the driver's library")
+def test_a_driver_that_is_not_installed_costs_no_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pynvml is large: where the library it would load is not there, it is not imported."""
+
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert local_gpu() is None
+    assert "pynvml" not in sys.modules

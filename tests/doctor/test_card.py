@@ -17,9 +17,12 @@ from gptfit.doctor import card, card_checks, card_memory, card_numbers, card_run
 from gptfit.doctor.calibrate import measure_pieces
 from gptfit.doctor.card import CardReport, examine_card
 from gptfit.doctor.pieces import saved_bytes
+from gptfit.doctor.verdict import Verdict
 from gptfit.errors import DeviceError
 from gptfit.plan.calibration import newest
 from gptfit.shape import ModelShape
+from gptfit.tune.trial_process import Ended
+from gptfit.verbs import doctor
 from tests import cuda_stand_in
 from tests.cuda_stand_in import Card, install
 
@@ -58,6 +61,22 @@ def test_a_check_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     line = next(line for line in examine_card(CPU).lines if line.check == "growth")
     assert line.verdict.level == "error"
     assert "time limit" in line.verdict.text
+
+
+def test_on_a_cpu_checks_beside_others_have_one_thread_and_the_longest_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two with two threads each wait for each other's: 200 small steps took 80 s of processor time instead of 10."""
+    asked: list[tuple[str, int]] = []
+
+    def run(request: dict[str, object], *_: object, **__: object) -> Ended:
+        asked.append((str(request["check"]), int(str(request["threads"]))))
+        return Ended("ok", 0.1, values={"level": "ok", "text": "", "remedy": "", "values": {}})
+
+    some_checks(monkeypatch, "copies", "muon", "growth", "compiled models")
+    monkeypatch.setattr(card, "run_process", run)
+    told = [line.check for line in examine_card(CPU).lines]
+    assert [name for name, _ in asked][:2] == ["copies", "compiled models"]
+    assert dict(asked) == {"copies": 0, "compiled models": 0, "muon": 1, "growth": 1}
+    assert told[:4] == ["copies", "compiled models", "muon", "growth"], "in the order of the list"
 
 
 def test_the_numbers_of_this_cpu_are_right(cpu: Device) -> None:
@@ -137,6 +156,17 @@ def test_every_check_says_why_it_is_skipped_and_what_to_do_where_it_fails(cpu: D
     for check in card_checks.ALL:
         assert set(check.kinds) >= {"cuda"}, check.name
         assert check.why_not or "cpu" in check.kinds, check.name
+
+
+def test_the_screen_is_80_columns_wide_and_no_word_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text, remedy = "0.50 GiB asked for, 0.75 GiB shown: shown differs", f"close other programs, see {'a/' * 20}log.txt"
+    doctor._show_line(card.CardLine("memory counts", Verdict("warning", text, remedy), 1.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()) == f"warning memory counts {text}; {remedy}"
 
 
 @pytest.mark.slow

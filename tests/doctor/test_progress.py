@@ -87,3 +87,13 @@ def test_the_ticker_is_silent_about_what_is_quick(tmp_path: Path) -> None:
     with Ticker(stream, every_seconds=1000) as ticker:
         ticker.now("looking")
     assert stream.getvalue() == ""
+
+
+def test_the_ticker_draws_a_bar_where_it_is_known_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ticker = Ticker(_Stream(True))
+    ticker.now("computing merges", expected_s=40)
+    assert ticker._line(10.0) == f"computing merges {'━' * 6}{' ' * 18}  25 %, about 30 s left"
+    assert ticker._line(41.0).endswith(" 99 %, any moment now"), "an estimate is not the end"
+    ticker.now("writing")
+    assert ticker._line(3.0) == "writing, 3 s", "nobody knows"

@@ -18,10 +18,11 @@ from gptfit.data.tokenizer import Tokenizer, alphabet_table, char_tokenizer, loa
 from gptfit.data.tokenizer_formats import to_bpe_tables, to_tokenizer_json
 from gptfit.errors import RunError
 from gptfit.export.export import export
-from gptfit.export.gguf import gguf_name
-from gptfit.export.model_card import loss_curve
+from gptfit.export.gguf import gguf_name, write_gguf
+from gptfit.export.model_card import loss_curve, write_model_card
 from gptfit.logs.events import Eval
 from gptfit.shape import ModelShape
+from gptfit.verbs.export import expected_seconds
 from tests.forking import fork, gptfit_program
 from tests.generate.test_evaluate import make_byte_run
 from tests.generate.test_sample import ALPHABET, make_chars_data
@@ -178,6 +179,11 @@ def test_gguf_has_gpt2s_tokens_and_names_for_the_padding(tmp_path: Path, monkeyp
     assert len(merges.data) == 50000
 
 
+def test_a_larger_model_takes_longer_and_transformers_takes_its_time() -> None:
+    assert expected_seconds("gguf", 124_000_000) > 2 * expected_seconds("gguf", 30_000_000) > 0
+    assert expected_seconds("hf", 1000) >= 5
+
+
 def test_every_gpt2_tensor_has_the_name_llama_cpp_knows() -> None:
     shape = ModelShape(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64, bias=True)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
@@ -247,6 +253,22 @@ def test_a_disk_that_runs_full_leaves_nothing(to: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_gguf_file_that_cannot_be_written_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows removes no file that is open, and the half of one would stay."""
+    opened = open_model(str(make_byte_run(tmp_path, 60)))
+    handles = []
+
+    def fail(writer: gguf.GGUFWriter) -> None:
+        assert writer.fout
+        handles.extend(writer.fout)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_gguf(opened, tmp_path / "a.gguf")
+    assert [handle.closed for handle in handles] == [True]
+
+
 def test_the_model_card_tells_data_recipe_curve_and_evaluation(tmp_path: Path) -> None:
     run = make_byte_run(tmp_path, 60)
     events: list[dict[str, Any]] = [{"event": "header", "tokens_per_step": 512, "device": {"name": "RTX 4070"}}]
@@ -269,6 +291,14 @@ def test_the_model_card_tells_data_recipe_curve_and_evaluation(tmp_path: Path) -
     assert "| 100 | 3.0000 | 3.4333 |" in card
     assert str(tmp_path) not in card
     assert "<polyline" in (tmp_path / "hf" / "loss.svg").read_text()
+
+
+def test_results_that_cannot_be_read_are_left_out_of_the_card(tmp_path: Path) -> None:
+    run = make_byte_run(tmp_path, 60)
+    (tmp_path / "eval.json").mkdir()
+    (tmp_path / "card").mkdir()
+    write_model_card(open_model(str(run)), tmp_path / "card", ("all is well",))
+    assert "all is well" in (tmp_path / "card" / "README.md").read_text()
 
 
 def test_a_curve_needs_two_points() -> None:

@@ -19,15 +19,19 @@ def main() -> int:
     known = all_commands()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commands", nargs="*", metavar="COMMAND", help=", ".join(known))
-    parser.add_argument("--every", type=int, default=1, help="only every n-th trial")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th trial of each command")
+    parser.add_argument("--offset", type=int, default=0, help="with --every: from this one on; another than last time")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="note each trial here; made ones are not made again")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this long; go on with --keep")
     parser.add_argument("--table", action="store_true", help="make no trials: print those of --keep as a table")
     parser.add_argument("--write", action="store_true", help="with --table: into docs/reliability.md")
     args = parser.parse_args()
-    kept = Kept(args.keep, args.every)
+    kept = Kept(args.keep, args.every, args.offset, time.monotonic() + args.minutes * 60)
+    names = args.commands or list(known)
     if not args.table:
-        with scratch_folder() as scratch, Server(Path(scratch).resolve()) as server:
-            for name in args.commands or known:
+        with_torch = any(known[name].needs_torch for name in names)
+        with scratch_folder() as scratch, Server(Path(scratch).resolve(), with_torch) as server:
+            for name in names:
                 began = time.monotonic()
                 tally = try_every_call(known[name], server, kept.is_wanted_of(name), kept.note_of(name))
                 for finding in tally.findings:

@@ -13,21 +13,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
-from gptfit.checkpoint.format import load_checkpoint
+from gptfit import measured
 from gptfit.logs.runlog import read_run
 
 from .harness import Command, Server
 
 MANY_JOURNALS = {"gptfit.data.shard.JOURNAL_SECONDS": 0.0, "gptfit.data.work.BATCH_BYTES": 6000}
-SHORT_TRIALS = {"gptfit.tune.session.TIMED_SECONDS": 0.02, "gptfit.tune.search.MOST_ROUNDS": 1}
+SHORT_TRIALS = {"gptfit.tune.measuring.TIMED_SECONDS": 0.02, "gptfit.tune.search.MOST_ROUNDS": 1}
 MODEL = ("--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4", "--vocab_size=65")
 MACHINE = ("--gradient_accumulation_steps=2", "--device=cpu", "--dtype=float32", "--compile=False")
 RATES = ("--learning_rate=1e-2", "--min_lr=1e-3", "--warmup_iters=1", "--lr_decay_iters=6")
 PACE = ("--max_iters=6", "--eval_interval=2", "--eval_iters=2", "--log_interval=1")
 
-SHORT = ("--max_iters=2", "--lr_decay_iters=2", "--eval_interval=1")
+COPIES = r"ckpt-\d+\.pt"
+# Three saves: the second makes a copy of the first, the third gives it up.
+SHORT = ("--max_iters=3", "--lr_decay_iters=3", "--eval_interval=1", "--eval_iters=1", "--keep_checkpoints=1")
 
 
 def all_commands() -> dict[str, Command]:
@@ -63,7 +64,7 @@ TRAININGS = {
     "train": ("--keep_checkpoints=2",),
     "train random": ("--sampling=random",),
     "train muon": ("--optimizer=muon", "--keep_checkpoints=1"),
-    "train wsd": ("--schedule=wsd", "--keep_checkpoints=0"),
+    "train wsd": ("--schedule=wsd", "--keep_checkpoints=1"),
     "train random muon": ("--sampling=random", "--optimizer=muon", "--keep_checkpoints=2"),
 }
 
@@ -103,7 +104,10 @@ def _prepare_command(name: str, *words: str) -> Command:
             "--workers=1",
         ]
 
-    return Command(name, argv, prepare, lambda folder: contents(folder / "out"), settings=MANY_JOURNALS)
+    def state(folder: Path) -> dict[str, str]:
+        return contents(folder / "out")
+
+    return Command(name, argv, prepare, state, settings=MANY_JOURNALS, needs_torch=False)
 
 
 def stories(n: int, seed: int) -> list[str]:
@@ -123,14 +127,14 @@ def _train_words(folder: Path) -> list[str]:
     return [f"--dataset={folder / 'tiny'}", f"--out_dir={folder / 'out'}", *MODEL, *MACHINE, *RATES, *PACE]
 
 
-def small_data(folder: Path, server: Server) -> None:
+def small_data(folder: Path, server: Server, tokens: int = 3000) -> None:
     """A noisy cycle through 65 ids."""
-    tiny = folder / "tiny"
+    tiny, of_train = folder / "tiny", tokens * 5 // 6
     tiny.mkdir()
     noise = np.random.default_rng(0)
-    ids = (np.arange(3000) * 7 + noise.integers(0, 3, 3000)) % 65
-    ids[:2500].astype(np.uint16).tofile(tiny / "train.bin")
-    ids[2500:].astype(np.uint16).tofile(tiny / "val.bin")
+    ids = (np.arange(tokens) * 7 + noise.integers(0, 3, tokens)) % 65
+    ids[:of_train].astype(np.uint16).tofile(tiny / "train.bin")
+    ids[of_train:].astype(np.uint16).tofile(tiny / "val.bin")
     letters = [chr(33 + i) for i in range(65)]
     meta = {"vocab_size": 65, "itos": dict(enumerate(letters)), "stoi": {c: i for i, c in enumerate(letters)}}
     (tiny / "meta.pkl").write_bytes(pickle.dumps(meta))
@@ -145,7 +149,7 @@ def _train_command(name: str, *extra: str) -> Command:
         is_there = (folder / "out" / "ckpt.pt").is_file()
         return ["train", "--init_from=resume", f"--out_dir={folder / 'out'}"] if is_there else argv(folder)
 
-    return Command(name, argv, small_data, _run_state, again, spare=r"ckpt-\d+\.pt")
+    return Command(name, argv, small_data, _run_state, again, spare=COPIES, promise=_saved)
 
 
 def _over_an_earlier_run() -> Command:
@@ -160,6 +164,8 @@ def _over_an_earlier_run() -> Command:
 
     def again(folder: Path) -> list[str]:
         """Resumes only what is this run's; until its first checkpoint the same command again."""
+        from gptfit.checkpoint.format import load_checkpoint
+
         last = folder / "out" / "ckpt.pt"
         is_ours = last.is_file() and load_checkpoint(last).config["seed"] != 7
         return ["train", "--init_from=resume", f"--out_dir={folder / 'out'}"] if is_ours else argv(folder)
@@ -169,7 +175,7 @@ def _over_an_earlier_run() -> Command:
         earlier = {path.name: _checkpoint_state(path) for path in sorted(aside.glob("*.pt"))}
         return {**_run_state(folder), "earlier": earlier, "its log": len(read_run(aside).steps)}
 
-    return Command("train over an earlier run", argv, prepare, state, again, spare=r"ckpt-\d+\.pt")
+    return Command("train over an earlier run", argv, prepare, state, again, spare=COPIES, promise=_saved)
 
 
 def _resume_command() -> Command:
@@ -182,27 +188,33 @@ def _resume_command() -> Command:
     def argv(folder: Path) -> list[str]:
         return ["train", "--init_from=resume", f"--out_dir={folder / 'out'}", "--max_iters=6"]
 
-    return Command("train resume", argv, prepare, _run_state, spare=r"ckpt-\d+\.pt")
+    return Command("train resume", argv, prepare, _run_state, spare=COPIES, promise=_saved)
 
 
 def _run_state(folder: Path) -> dict[str, Any]:
     """All of a run that does not depend on the clock."""
     out = folder / "out"
     log = read_run(out)
-    losses = [json.loads(line) for line in (folder / "cache" / "measured.jsonl").read_text().splitlines()]
-    facts = {(fact["parameters"], fact["tokens"], fact["val_loss"]) for fact in losses if fact["measured"] == "loss"}
+    facts = measured.read(folder / "cache" / measured.FILE_NAME)  # passes over half a line of a killed writer
     return {
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix != ".pt"),
         "steps": [(step.step, step.loss, step.lr, step.grad_norm) for step in log.steps],
         "evals": [(found.step, found.train_loss, found.val_loss) for found in log.evals],
         "end": log.end and (log.end.reason, log.end.step),
         "notes": [note for note in log.notes if "torn" not in note],
-        "remembered": facts,
-        **{path.name: _checkpoint_state(path) for path in sorted(out.glob("*.pt"))},
+        "remembered": {(fact.parameters, fact.tokens, fact.val_loss) for fact in facts.losses},
+        **_saved(folder),
     }
 
 
+def _saved(folder: Path) -> dict[str, Any]:
+    """Of a run that ended with exit code 0: its models. A page or a line for the next plan may be lacking, and is said."""
+    return {path.name: _checkpoint_state(path) for path in sorted((folder / "out").glob("*.pt"))}
+
+
 def _checkpoint_state(path: Path) -> dict[str, Any]:
+    from gptfit.checkpoint.format import load_checkpoint  # torch, which commands that need none do without
+
     found = load_checkpoint(path)
     assert found.optimizer
     # ckpt.pt is written before an eval, or after it when it could not be written before: the best loss may differ.
@@ -216,6 +228,8 @@ def _checkpoint_state(path: Path) -> dict[str, Any]:
 
 def _digest(value: Any) -> str:
     """Of all tensors in a nest of dictionaries, bit for bit."""
+    import torch
+
     total = hashlib.sha256()
 
     def add(item: Any) -> None:
@@ -279,13 +293,11 @@ def _eval_command() -> Command:
         return ["eval", str(folder / "out"), "--device=cpu"]
 
     def state(folder: Path) -> dict[str, Any]:
-        losses = [
-            {key: value for key, value in json.loads(path.read_text()).items() if isinstance(value, float | int)}
-            for path in sorted((folder / "out").glob("*.json"))
-        ]
-        return {"names": sorted(contents(folder)), "losses": [{k: v for k, v in x.items() if k != "s"} for x in losses]}
+        kept = json.loads((folder / "out" / "eval.json").read_text(encoding="utf-8"))
+        return {"names": sorted(contents(folder)), "kept": kept}
 
-    return Command("eval", argv, _with_run, state)
+    # The answer is what is on the screen; a file of it that the disk did not take is said there.
+    return Command("eval", argv, _with_run, state, promise=lambda folder: None)
 
 
 def _sample_command() -> Command:
@@ -295,21 +307,23 @@ def _sample_command() -> Command:
     def state(folder: Path) -> dict[str, Any]:
         """The texts are a set: a command that was done again may have written them twice."""
         log = read_run(folder / "out")
-        texts = {message.text for message in log.messages if message.kind == "sample"}
+        texts = {sample.text for sample in log.samples}
         return {"names": sorted(contents(folder)), "texts": texts, "steps": len(log.steps), "evals": len(log.evals)}
 
-    return Command("sample", argv, _with_run, state)
+    # The text is what was asked for; a run whose log may not be written is sampled from all the same.
+    return Command("sample", argv, _with_run, state, promise=lambda folder: None)
 
 
 # tune and the cache of measured facts
 
 
 def _tune_command() -> Command:
-    config = "\n".join(word.removeprefix("--") for word in (*MODEL, *RATES, *PACE)) + "\n"
+    words = [word for word in (*MODEL, *RATES, *PACE) if "batch_size" not in word]
+    config = "\n".join(word.removeprefix("--") for word in words) + "\nbatch_size=2\n"  # so that there are two trials
 
     def prepare(folder: Path, server: Server) -> None:
         small_data(folder, server)
-        lines = f"{config}gradient_accumulation_steps=2\ndevice='cpu'\ndtype='float32'\ncompile=False\n"
+        lines = f"{config}gradient_accumulation_steps=1\ndevice='cpu'\ndtype='float32'\ncompile=False\n"
         (folder / "toy.py").write_text(f"dataset={str(folder / 'tiny')!r}\n{lines}", encoding="utf-8")
 
     def argv(folder: Path) -> list[str]:
@@ -317,8 +331,8 @@ def _tune_command() -> Command:
         return ["tune", str(folder / "toy.py"), *words]
 
     def state(folder: Path) -> dict[str, Any]:
-        facts = [json.loads(line) for line in (folder / "cache" / "measured.jsonl").read_text().splitlines()]
-        sizes = {fact["key"]["micro_batch"] for fact in facts}
-        return {"names": sorted(contents(folder)), "some sizes": 2 in sizes or 4 in sizes}
+        facts = measured.read(folder / "cache" / measured.FILE_NAME)
+        sizes = {speed.key.micro_batch for speed in facts.speeds}
+        return {"names": sorted(contents(folder)), "some sizes": bool(sizes & {1, 2})}
 
     return Command("tune", argv, prepare, state, settings=SHORT_TRIALS)

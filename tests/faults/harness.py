@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -19,9 +20,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
-TIMEOUT_SECONDS = 120  # a hang, not a measurement
+TIMEOUT_SECONDS = 300  # a hang, not a measurement: the machine may be busy
 # Imported once by the process that trials are forked from.
-IMPORTS = ("plotly.graph_objects", "pyarrow.parquet", "torch._dynamo", "rich.progress")
+IMPORTS = ("plotly.graph_objects", "pyarrow.parquet", "rich.progress")
+WITH_TORCH = ("torch", "torch._dynamo")
 
 READS, FREES, SYNCS, CLOSES = 1, 2, 4, 8
 OFF, COUNT, KILL_BEFORE, KILL_AFTER, TORN, FAIL, FAIL_FROM_HERE, SHORT, SIGNAL = range(9)
@@ -88,6 +90,11 @@ class Command:
     is_heard: bool = False  # stdout is a file of the folder, so that its writes fail too
     # What may be missing after a disk refused something (never after a kill): copies given up to make room.
     spare: str = "(?!)"
+    needs_torch: bool = True
+    # How this command says on stdout that something is wrong, if that is what it is for.
+    report: str = "(?!)"
+    # What is there when it says that it is done (exit code 0), whatever the disk refused; `state` unless told.
+    promise: Callable[[Path], Any] | None = None
 
 
 @dataclass
@@ -123,7 +130,8 @@ class Tally:
 class Server:
     """The process that forks a child per command."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, with_torch: bool = True) -> None:
+        """Without torch it begins sooner and forks faster, for commands that need none."""
         self.scratch = scratch
         environment = {
             **os.environ,
@@ -135,18 +143,24 @@ class Server:
             "RAYON_NUM_THREADS": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "server.py"), str(scratch / "trials"), *IMPORTS],
+            [sys.executable, str(HERE / "server.py"), str(scratch / "trials"), *IMPORTS, *WITH_TORCH * with_torch],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # what libraries say while they are imported; children have their own
             text=True,
             env=environment,
         )
-        assert json.loads(self._read())["ready"]
+        self._orders = 0
+        assert self._answer(0)["ready"]
 
-    def _read(self) -> str:
+    def _answer(self, number: int) -> dict[str, Any]:
+        """To the order of this number; an earlier one may have been given up meanwhile, by a test that took too long."""
         assert self._process.stdout
-        return self._process.stdout.readline()
+        for line in self._process.stdout:
+            answer: dict[str, Any] = json.loads(line)
+            if answer["number"] == number:
+                return answer
+        raise AssertionError("the process that forks the commands has ended")
 
     def run(
         self,
@@ -160,7 +174,9 @@ class Server:
         """One command in a child, with the fault at its n-th call below `folder`; without one the calls are counted."""
         out, err, record = (self.scratch / name for name in ("stdout", "stderr", "calls"))
         out = folder / "stdout.txt" if is_heard else out
+        self._orders += 1
         order = {
+            "number": self._orders,
             "argv": argv,
             "folder": str(folder),
             "n": n,
@@ -177,7 +193,7 @@ class Server:
         assert self._process.stdin
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        code = json.loads(self._read())["code"]
+        code = self._answer(self._orders)["code"]
         calls = [] if fault else [_call(line) for line in record.read_text(encoding="utf-8").splitlines()]
         return Ended(code, out.read_text(encoding="utf-8", errors="replace"), err.read_text(errors="replace"), calls)
 
@@ -244,10 +260,11 @@ def try_every_call(
     _fresh(folder, template)
     undisturbed = _run(command, server, folder, command.argv(folder))
     assert undisturbed.code == 0, f"{command.name} undisturbed: {undisturbed}"
-    tally.calls, expected = undisturbed.calls, _state(command, folder)
+    tally.calls, expected = undisturbed.calls, _expected(command, folder)
+    seen_well = {everything_in(template)}
     for n, fault in _trials(tally.calls, choose):
         _fresh(folder, template)
-        findings = list(_try(command, server, folder, n, tally.calls[n - 1], fault, expected))
+        findings = list(_try(command, server, folder, n, tally.calls[n - 1], fault, expected, seen_well))
         tally.trials += 1
         tally.findings += findings
         on_trial(n, fault, findings)
@@ -264,6 +281,18 @@ def _run(
 def _state(command: Command, folder: Path) -> Any:
     (folder / "stdout.txt").unlink(missing_ok=True)  # what was said, of a command that is heard
     return command.state(folder)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """After a run that nothing disturbed: all that must come out in the end, and what exit code 0 promises at once."""
+
+    state: Any
+    promise: Any
+
+
+def _expected(command: Command, folder: Path) -> Expected:
+    return Expected(_state(command, folder), (command.promise or command.state)(folder))
 
 
 def _trials(calls: list[Call], choose: Callable[[int, Call, Fault], bool]) -> Iterator[tuple[int, Fault]]:
@@ -297,36 +326,91 @@ def _fresh(folder: Path, template: Path | None) -> None:
         shutil.copytree(template, folder, symlinks=True)
 
 
+def everything_in(folder: Path) -> str:
+    """Every name and byte of a folder in one digest; equal ones are one and the same to whatever runs next."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        kind = "link" if path.is_symlink() else "folder" if path.is_dir() else "file"
+        content = os.readlink(path).encode() if kind == "link" else path.read_bytes() if kind == "file" else b""
+        total.update(f"{kind} {path.relative_to(folder)} {len(content)}\n".encode() + content)
+    return total.hexdigest()
+
+
 def _try(
-    command: Command, server: Server, folder: Path, n: int, call: Call, fault: Fault, expected: Any
+    command: Command,
+    server: Server,
+    folder: Path,
+    n: int,
+    call: Call,
+    fault: Fault,
+    expected: Expected,
+    seen_well: set[str],
 ) -> Iterator[Finding]:
-    """The command with the fault, then again with the disk mended."""
+    """The command with the fault, then again with the disk mended.
+
+    `seen_well`: folders from which the second run was seen to end as it should; from the very same it is not run again.
+    """
     ended = _run(command, server, folder, command.argv(folder), n, fault)
 
     def finding(what: str, detail: str) -> Finding:
         return Finding(command.name, n, call, fault.name, what, detail)
 
-    if problem := _bad_ending(ended, fault):
+    if problem := _bad_ending(ended, fault, command.report):
         yield finding(*problem)
     argv = (command.again or command.argv)(folder)
+    (folder / "stdout.txt").unlink(missing_ok=True)  # of a command that is heard
+    if ended.code == 0 and (lacking := _lacking(command, folder, fault, expected)):
+        yield finding("says it is done", f"{lacking} | {ended.out[-300:]} {ended.err[-300:]}")
+    left = everything_in(folder)
+    if left in seen_well:
+        return
     again = _run(command, server, folder, argv)
     if again.code != 0:
         yield finding("traceback" if "Traceback" in again.err else "again fails", f"{again.code}: {again.err[-1500:]}")
         return
     found = _state(command, folder)
-    if fault.how in (FAIL, FAIL_FROM_HERE):
-        expected = without_spare(expected, found, command.spare)
-    if found != expected:
-        yield finding("other result", difference(found, expected) + f" | first ended {ended.code}: {ended.err[-300:]}")
+    if found == expected.state:
+        seen_well.add(left)
+        return
+    wanted = _wanted(command, fault, expected.state, found)
+    if found != wanted:
+        yield finding("other result", difference(found, wanted) + f" | first ended {ended.code}: {ended.err[-300:]}")
 
 
-def _bad_ending(ended: Ended, fault: Fault) -> tuple[str, str] | None:
+def _lacking(command: Command, folder: Path, fault: Fault, expected: Expected) -> str | None:
+    """What exit code 0 promised and is not there."""
+    try:
+        found = (command.promise or command.state)(folder)
+    except Exception as error:  # noqa: BLE001 - whatever a half-written file does to its reader
+        return f"{type(error).__name__}: {error}"
+    wanted = _wanted(command, fault, expected.promise, found)
+    return None if covers(found, wanted) else difference(found, wanted)
+
+
+def covers(found: Any, wanted: Any) -> bool:
+    """Whether all that is wanted is there. A lock or a temporary file that could not be removed may be there too: the
+    next command removes it."""
+    if isinstance(wanted, dict):
+        return all(key in found and covers(found[key], value) for key, value in wanted.items())
+    return set(wanted) <= set(found) if isinstance(wanted, list) else bool(found == wanted)
+
+
+def _wanted(command: Command, fault: Fault, expected: Any, found: Any) -> Any:
+    """What must be found, with the liberty that the fault gives in which older copies there are."""
+    if fault.how in (*KILLS, SHORT) or not isinstance(expected, dict):
+        return expected
+    return with_other_copies(expected, found, command.spare, may_lack=fault.how != SIGNAL)
+
+
+def _bad_ending(ended: Ended, fault: Fault, report: str) -> tuple[str, str] | None:
     """What is wrong with how a command ended: anything but done, or one line and exit code 1, or the kill itself."""
     if "Traceback" in ended.err or "Traceback" in ended.out or "Exception ignored" in ended.err:
         return "traceback", ended.err[-1500:]
     if ended.code == "hangs":
         return "hangs", ended.err[-500:]
     if ended.code in _expected_codes(fault):
+        return None
+    if ended.code == 1 and not ended.err and re.search(report, ended.out, re.MULTILINE):
         return None
     lines = ended.err.strip().splitlines()  # some verbs tell what they do on stderr before
     said = [line for line in lines if line.startswith("gptfit: ")]
@@ -341,12 +425,14 @@ def _expected_codes(fault: Fault) -> tuple[int, ...]:
     return (0, 128 + fault.errno, -fault.errno) if fault.how == SIGNAL else (0,)
 
 
-def without_spare(expected: Any, found: Any, spare: str) -> Any:
-    """What is expected, less the copies that were given up."""
-    if not isinstance(expected, dict):
+def with_other_copies(expected: dict[str, Any], found: dict[str, Any], spare: str, may_lack: bool) -> dict[str, Any]:
+    """What is expected, with copies of other steps and never more of them: a signal saves once more than the plan, and a
+    disk that refused one copy (`may_lack`) leaves an older one in its place, or none."""
+    ours, theirs = ({key for key in state if re.fullmatch(spare, key)} for state in (expected, found))
+    if len(theirs) > len(ours) or (len(theirs) < len(ours) and not may_lack):
         return expected
-    given_up = {key for key in expected if re.fullmatch(spare, key) and key not in found}
-    return {key: value for key, value in expected.items() if key not in given_up}
+    rest = {key: value for key, value in expected.items() if key not in ours - theirs}
+    return rest | {key: found[key] for key in theirs - ours}
 
 
 def difference(found: Any, expected: Any, where: str = "") -> str:

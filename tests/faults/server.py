@@ -12,26 +12,30 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from typing import Any
 
 from gptfit.data.tokenizer import load_tokenizer
 from tests.forking import import_everything
 
-POLL_SECONDS = 0.002
-
 
 def main() -> None:
-    import_everything(*sys.argv[2:])
+    # As at a terminal; what is started in the background ignores them, and Ctrl-C would be no trial.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    has_torch = "torch" in sys.argv[2:]
+    import_everything(*sys.argv[2:], with_torch=has_torch)
     load_tokenizer("gpt2")  # kept in memory, and a second's work
-    _trials_by_fork(sys.argv[1])
-    print(json.dumps({"ready": True}), flush=True)
+    if has_torch:
+        _trials_by_fork(sys.argv[1])
+    print(json.dumps({"number": 0, "ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(_obey(json.loads(line))), flush=True)
+        order = json.loads(line)
+        print(json.dumps({"number": order["number"], **_obey(order)}), flush=True)
 
 
 def _trials_by_fork(socket_name: str) -> None:
@@ -81,14 +85,14 @@ def _obey(order: dict[str, Any]) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         _be_the_command(order)
-    waited, before = 0.0, time.monotonic()
-    while waited < order["timeout"]:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return {"code": os.waitstatus_to_exitcode(status)}
-        time.sleep(POLL_SECONDS)
-        now = time.monotonic()
-        waited, before = waited + min(1.0, now - before), now  # an hour in which everything was stopped is no hang
+    waiting = os.pidfd_open(child)
+    for _ in range(order["timeout"]):  # seconds, one at a time: an hour in which everything was stopped is no hang
+        if select.select([waiting], [], [], 1.0)[0]:
+            break
+    os.close(waiting)
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        return {"code": os.waitstatus_to_exitcode(status)}
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return {"code": "hangs"}

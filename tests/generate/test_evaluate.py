@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -16,6 +17,7 @@ from gptfit.cli import main
 from gptfit.dataset import read_dataset
 from gptfit.errors import DataError, UsageError
 from gptfit.generate import exact_loss
+from gptfit.generate.eval_file import read_results
 from gptfit.generate.exact_loss import split_loss
 from gptfit.generate.hellaswag import hellaswag, read_items
 from gptfit.generate.references import references
@@ -210,6 +212,37 @@ def test_eval_prints_and_keeps_what_it_found(tmp_path: Path, capsys: pytest.Capt
     assert main(["eval", str(run), "--split", "train", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["train_loss"]["tokens"] == 199
     assert set(json.loads((tmp_path / "eval.json").read_text())["results"]) == {"val_loss", "train_loss", "hellaswag"}
+
+
+def test_results_that_the_disk_does_not_take_are_shown_and_said_to_be_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_byte_run(tmp_path, 100)
+    (tmp_path / "eval.json").mkdir()
+    for words in ([], ["--json"]):
+        assert main(["eval", str(run), *words]) == 0
+        said = capsys.readouterr()
+        assert "loss" in said.out
+        assert said.err.splitlines()[-1].startswith(f"not kept: {tmp_path / 'eval.json'}: ")
+
+
+def test_earlier_results_that_cannot_be_read_are_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad moment of the disk must not cost what another evaluation found in hours; nor a model card its figures."""
+    run = make_byte_run(tmp_path, 100)
+    assert main(["eval", str(run)]) == 0
+    before = (tmp_path / "eval.json").read_bytes()
+
+    def refuse(path: Path, *_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("gptfit.generate.eval_file.read_plain", refuse)
+    assert main(["eval", str(run), "--split", "train"]) == 0
+    assert "not kept: " in capsys.readouterr().err
+    assert (tmp_path / "eval.json").read_bytes() == before
+    with pytest.raises(OSError, match="Input/output error"):
+        read_results(open_model(str(run)))
 
 
 def test_the_known_loss_of_gpt2_on_openwebtext_is_shown() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gptfit.errors import RunError, UsageError
-from gptfit.generate.decode import generate, window_start
+from gptfit.generate.decode import _Reader, generate, window_start
 from gptfit.generate.pick import Picker, Picking
 from gptfit.model.base import LanguageModel
 from tests.models import ARCHES, tiny_model
@@ -55,6 +55,13 @@ def test_the_window_is_never_longer_than_the_block_nor_shorter_than_three_quarte
             context = length - window_start(length, block_size)
             assert min(length, block_size * 3 // 4) <= context <= block_size
             assert context > 0
+
+
+def test_tokens_are_where_the_blocks_are_also_when_tables_are_in_host_memory() -> None:
+    """As of a run that keeps its tables there and writes samples."""
+    model = tiny_model("gpt2")
+    model.transformer["h"].to("meta")
+    assert _Reader(model, [1, 2], 1, 3)._device.type == "meta"
 
 
 def test_a_row_does_not_depend_on_how_many_are_made() -> None:

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 
 from gptfit.cli import main  # noqa: E402
 from gptfit.config.keys import TrainConfig  # noqa: E402
-from gptfit.tune.session import find_machine  # noqa: E402
+from gptfit.tune.measuring import _request, find_machine  # noqa: E402
 from gptfit.tune.trial_process import run_process  # noqa: E402
 from gptfit.tune.trials import timing_from_json  # noqa: E402
 
@@ -24,8 +24,8 @@ SMALL = TrainConfig(
 
 
 def request(config: TrainConfig, **changes: Any) -> dict[str, Any]:
-    plain = {"purpose": "trial", "others_bytes": 0, "threads": 0, "limit_bytes": 0, "timed_s": 0.5, "has_eval": True}
-    return {**plain, "config": config.as_dict(), "vocab_size": config.vocab_size, **changes}
+    """As a session asks, so that this does not go out of date where no card is."""
+    return _request("trial", config, vocab_size=config.vocab_size, timed_s=0.5, has_eval=True, **changes)
 
 
 def test_allocated_reserved_and_device_memory_are_in_that_order() -> None:

@@ -100,7 +100,7 @@ def test_a_second_attempt_that_crashed_does_not_lend_its_model_to_the_first(tmp_
 
 
 def test_samples_become_events(tmp_path: Path) -> None:
-    samples = [event.message for event in read(tmp_path, WHOLE).messages if event.kind == "sample"]
+    samples = [sample.text for sample in read(tmp_path, WHOLE).samples]
     assert samples == ["The capital of France is Paris."]
 
 

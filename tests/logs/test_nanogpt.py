@@ -110,6 +110,15 @@ def test_a_config_that_cannot_explain_the_mfu_is_doubted(tmp_path: Path) -> None
     assert any("is it the config of this log?" in note for note in read(tmp_path, text).notes)
 
 
+def test_a_model_that_is_not_the_configs_has_its_figures_from_the_log_alone(tmp_path: Path) -> None:
+    text = (HEADER + BODY).replace("number of parameters: 123.59M", "number of parameters: 10.65M")
+    header = read(tmp_path, text).header
+    assert header.parameters == 10_650_000
+    assert header.shape is None
+    assert header.flops_per_token is None, "those of the config are another model's"
+    assert header.flops_per_step == pytest.approx(854_770_176 * 524_288, rel=1e-3), "by the log's MFU and time"
+
+
 def test_several_cards_are_found_from_the_mfu(tmp_path: Path) -> None:
     """nanoGPT's MFU is of one process: four cards do a step in a quarter of the time at the same MFU."""
     text = HEADER + "iter 0: loss 10.9, time 9000.00ms, mfu -100.00%\niter 10: loss 9.0, time 2336.02ms, mfu 15.37%\n"

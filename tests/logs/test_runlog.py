@@ -30,7 +30,7 @@ def test_events_come_back_as_written(tmp_path: Path) -> None:
         time=3.0,
     )
     step = Step(1, loss=2.5, ms=12.5, tokens=4096, mfu=0.3, clock_mhz=2475.0)
-    said = [Eval(1, 2.5, 2.6, eval_tokens=100), Message("sample", "sample", 1, "Once upon a time"), End("done", 2)]
+    said = [Eval(1, 2.5, 2.6, eval_tokens=100), Message("note", "Once upon a time", 1), End("done", 2)]
     write(tmp_path / "run.jsonl", header, step, *said)
     run = read_run(tmp_path)
     assert (run.header, *run.steps, *run.evals, *run.messages, run.end) == (header, step, *said)

@@ -175,3 +175,16 @@ def test_checkpointed_activations_give_the_same_gradients() -> None:
 
     for kept, computed_again in zip(gradients(False), gradients(True), strict=True):
         torch.testing.assert_close(kept, computed_again)
+
+
+def test_the_activation_has_no_power_which_a_card_would_take_in_float32() -> None:
+    """CUDA's autocast lists `pow`: its input would be kept for backward in float32, four times as wide as the stream."""
+    waiting, seen = [build_model(TINY).transformer["h"][0].mlp(torch.randn(2, 4, TINY.n_embd)).grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [after for after, _ in node.next_functions]
+    names = {type(node).__name__ for node in seen}
+    assert "ReluBackward0" in names
+    assert "PowBackward0" not in names

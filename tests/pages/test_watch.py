@@ -18,7 +18,7 @@ from gptfit.logs import large_log
 from gptfit.pages.follow import end_of_whole_lines, news
 from gptfit.pages.live import watch_app
 from gptfit.pages.run_list import Listing, status, summarise
-from tests.made_logs import MakeRun
+from tests.made_logs import MakeRun, append_events
 
 NANOGPT = "iter 0: loss 4.2, time 10.00ms, mfu -100.00%\niter 1: loss 4.1, time 10.00ms, mfu 1.00%\n"
 
@@ -37,7 +37,7 @@ def test_runs_are_listed_with_status_eta_and_sparkline(make_run: MakeRun, client
 
 
 def test_a_status_says_what_became_of_a_run_in_words() -> None:
-    row = {"ended": None, "written": 1000.0, "ms": 100.0, "ours": True, "step": 99, "max_iters": 100}
+    row = {"ended": None, "written": 1000.0, "said": None, "ms": 100.0, "ours": True, "step": 99, "max_iters": 100}
     assert status(row, 1010.0) == "running"
     assert status({**row, "ms": 60_000.0}, 2000.0) == "running"  # a step takes a minute
     assert status(row, 2000.0) == "crashed"
@@ -49,8 +49,19 @@ def test_a_status_says_what_became_of_a_run_in_words() -> None:
     assert status({**row, "ended": "SIGINT"}, 1010.0) == "stopped by Ctrl-C"
     assert status({**row, "ended": "the sky fell"}, 1010.0) == "ended: the sky fell"
     other = {**row, "ours": False}
-    assert (status(other, 1010.0), status(other, 2000.0)) == ("running", "finished")
-    assert status({**other, "step": 50}, 2000.0) == "no longer written"
+    assert (status(other, 1010.0), status(other, 2000.0)) == ("finished", "finished")
+    other["step"] = 50
+    assert (status(other, 1010.0), status(other, 2000.0)) == ("running", "no longer written")
+
+
+def test_a_log_copied_now_is_as_old_as_what_it_says(make_run: MakeRun, client: TestClient) -> None:
+    """Its file is new: twenty lines of last week's run were "running, 4 min left"."""
+    run = make_run("copied", steps=50, config={"max_iters": 100})
+    assert client.get("/api/runs").json()[0]["status"] == "running"
+    lines = [json.loads(line) for line in (run / "run.jsonl").read_text(encoding="utf-8").splitlines()]
+    (run / "run.jsonl").write_text("")
+    append_events(run, [line | {"time": time.time() - 7 * 86_400} for line in lines])
+    assert client.get("/api/runs").json()[0]["status"] == "crashed"
 
 
 def test_a_run_whose_process_died_has_crashed_and_its_page_says_so(make_run: MakeRun, client: TestClient) -> None:

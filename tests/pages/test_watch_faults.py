@@ -18,7 +18,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gptfit.errors import RunError
 from gptfit.logs import large_log
+from gptfit.logs.runlog import RunLog
+from gptfit.pages import run_list
 from gptfit.pages.follow import end_of_whole_lines, news
 from gptfit.pages.idle_connections import MOST_WAITING
 from gptfit.pages.live import watch_app
@@ -51,6 +54,25 @@ def test_odd_entries_of_the_folder_hide_no_run(make_run: MakeRun, client: TestCl
     locked.write_text(NANOGPT)
     locked.chmod(0)
     assert listed(client) - {"locked"} == {"sound"}  # root reads everything
+
+
+def test_a_log_that_cannot_be_read_a_second_time_hides_no_run(
+    make_run: MakeRun, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk shows it once, for its row, and refuses the next reading."""
+    make_run("good")
+    make_run("other")
+    refused: list[Path] = []
+
+    def glance(path: Path) -> RunLog:
+        if path.parent.name == "other" and sys._getframe(1).f_code.co_name == "_attention":
+            refused.append(path)
+            raise RunError(f"{path}: cannot be read: Input/output error")
+        return large_log.glance(path)
+
+    monkeypatch.setattr(run_list, "glance", glance)
+    assert listed(client) == {"good", "other"}
+    assert refused
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")

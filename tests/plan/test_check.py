@@ -69,6 +69,15 @@ def test_each_mistake_is_named_alone(changes: dict[str, object], key: str, words
     assert found[0].fix
 
 
+def test_a_step_that_the_recipe_takes_on_a_cpu_is_small_only_on_a_card() -> None:
+    step = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 8}
+    config = TrainConfig.unchecked(arch="modern", gradient_accumulation_steps=1, max_iters=225, **step)
+    small = "2,048 tokens per step is small"
+    on_cpu, on_card = (plan(config, config.shape(), gpu).problems for gpu in (None, find("4070")))
+    assert not [problem for problem in on_cpu if problem.message.startswith(small)]
+    assert [problem for problem in on_card if problem.message.startswith(small)]
+
+
 def test_bf16_on_a_card_without_it_is_named() -> None:
     assert ("dtype", "warning") in [(p.where, p.level) for p in problems("2080 Ti", dtype="bfloat16", batch_size=4)]
 
@@ -98,6 +107,7 @@ def test_a_smoke_test_of_a_few_steps_is_not_lectured() -> None:
         "# 12 batch size * 1024 block size * 5 gradaccum * 8 GPUs = 491,520",
         "# about 125M parameters",
         "# A100 40GB, 24 GB",
+        "# 13.7M parameters as nanoGPT counts them (vocabulary 257), 5.70M FLOPs per token",
     ],
 )
 def test_true_or_other_numbers_in_comments_are_no_claims(comment: str) -> None:

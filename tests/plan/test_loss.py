@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gptfit.plan import loss
-from gptfit.plan.overfitting import penalty
+from gptfit.plan.repeat_penalty import penalty
 
 
 @pytest.mark.parametrize(

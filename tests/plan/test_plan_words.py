@@ -35,7 +35,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 
 
 def test_a_limit_inside_the_range_is_tight_with_a_chance(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("plan", "--gpu", "4070", "--chunked_loss=False")
+    words = ("plan", "--gpu", "4070", "--program", "nanogpt")
     assert "fits tight, 76 % likely: 378 MiB to spare" in said(capsys, *words, "--batch_size=13")
     assert "fits yes, " in said(capsys, *words, "--batch_size=8")
     assert "fits no, " in said(capsys, *words, "--batch_size=20", code=1)
@@ -43,8 +43,8 @@ def test_a_limit_inside_the_range_is_tight_with_a_chance(capsys: pytest.CaptureF
 
 def test_the_chance_of_fitting_falls_with_the_batch_and_is_half_at_the_limit() -> None:
     def chance(rows: int) -> float:
-        config = TrainConfig(batch_size=rows, chunked_loss=False)
-        found = plan(config, config.shape(), find("4070")).fit_chance
+        config = TrainConfig(batch_size=rows)
+        found = plan(config, config.shape(), find("4070"), program="nanogpt").fit_chance
         assert found is not None
         return found
 
@@ -97,11 +97,11 @@ def test_a_card_that_does_not_exist_is_answered_with_those_that_do(capsys: pytes
 
 @pytest.mark.parametrize("words", [(), ("--gpu", "here"), ("--gpu", "cpu")])
 def test_a_machine_without_a_card_is_planned_as_it_is(capsys: pytest.CaptureFixture[str], words: tuple[str]) -> None:
-    text = said(capsys, "plan", *words)
+    text = said(capsys, "plan", *words, "--n_layer=4", "--n_embd=128", "--n_head=4")
     assert "on this machine's CPU" in text
     assert "nvidia-smi" not in text
     assert "NVIDIA" not in text
-    assert "`gptfit doctor --card` measures" in text
+    assert "`gptfit doctor --card` makes it exact" in text
 
 
 def test_a_cpu_with_one_timed_run_has_a_speed_for_others() -> None:

@@ -14,8 +14,8 @@ from gptfit.errors import DeviceError
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU, find
 from gptfit.measured import MeasuredSpeed, Measurements
+from gptfit.plan import nearby, speed
 from gptfit.plan import propose as search
-from gptfit.plan import speed
 from gptfit.plan.calibration import Calibration, place_for
 from gptfit.plan.candidates import Pace, Wish, candidates
 from gptfit.plan.propose import TIE, Proposal
@@ -110,14 +110,17 @@ def test_more_hours_make_a_larger_model_and_a_lower_loss() -> None:
     assert long.loss.loss.value < short.loss.loss.value
 
 
-def test_a_long_context_on_a_small_card_uses_our_keys_and_offers_one_without() -> None:
-    answer = propose(replace(WISH, gpu=find("RTX 3050"), hours=200, block_size=8192, recipes=("gpt2",)))
+@pytest.mark.parametrize(("block_size", "has_our_keys"), [(8192, False), (16384, True)])
+def test_a_long_context_on_a_small_card_offers_one_that_nanogpt_can_run(block_size: int, has_our_keys: bool) -> None:
+    """The choice has keys of ours, or would need more memory in nanoGPT, which returns its logits."""
+    answer = propose(replace(WISH, gpu=find("RTX 3050"), hours=200, block_size=block_size, recipes=("gpt2",)))
     config = answer.choice.plan.config
-    assert config.chunked_loss is True or config.checkpoint_activations
+    assert (config.chunked_loss is True or bool(config.checkpoint_activations)) is has_our_keys
     (plain,) = [other for other in answer.alternatives if other.title == "plain nanoGPT"]
     assert plain.plan.config.chunked_loss == "auto"
     assert not plain.plan.config.checkpoint_activations
     assert plain.plan.fits
+    assert not [problem for problem in plain.plan.problems if problem.where == "chunked_loss"]
 
 
 def test_where_modern_is_the_choice_plain_nanogpt_is_beside_it() -> None:
@@ -173,7 +176,7 @@ def test_hours_are_used_on_little_data_until_they_help_no_more() -> None:
     assert losses[0] > losses[-1] + 0.1
     assert plans[2].shape.tied_parameters > 4 * plans[0].shape.tied_parameters
     assert plans[2].seconds is not None
-    assert plans[2].seconds.value > 1800
+    assert plans[2].seconds.value > 1200
 
 
 @pytest.mark.parametrize("data", [MDN, SHAKESPEARE])
@@ -206,11 +209,37 @@ def test_a_vocabulary_that_would_be_most_of_the_model_is_replaced_by_an_own_one(
     assert answer.choice.plan.config.dataset == f"web_mdn-{answer.choice.vocabulary}"
     shape = answer.choice.plan.shape
     assert shape.vocab_size * shape.n_embd < 0.5 * shape.parameters
-    (usual,) = [other for other in answer.alternatives if other.title == "GPT-2's vocabulary"]
+    (usual,) = [other for other in answer.alternatives if other.title == "GPT-2 vocabulary"]
     assert bits(answer.choice) < bits(usual)
     prepared = propose(replace(wish, source=""))
     assert prepared.choice.vocabulary is None, "what is prepared already is not prepared again"
     assert "own vocabulary" in [other.title for other in prepared.alternatives]
+
+
+TOKENS = DataFacts("shakespeare", Estimate.exact(301_966), tokenizer="gpt2", bytes_per_token=3.32)
+
+
+@pytest.mark.parametrize("tokens", [301_966, 33_249])
+def test_where_data_is_what_is_short_gpt2s_vocabulary_is_too_large(tokens: float) -> None:
+    """A fast card and a megabyte: it was 6x192 with 19.3M of 22.1M weights in embedding and head, and no other way."""
+    wish = replace(WISH, data=replace(TOKENS, tokens=Estimate.exact(tokens)), hours=1)
+    prepared = propose(wish)
+    (own,) = [other for other in prepared.alternatives if other.title == "own vocabulary"]
+    assert bits(own) < 0.99 * bits(prepared.choice)
+    assert (
+        f"gptfit tokenizer train TEXT --vocab-size {own.vocabulary} --out data/{own.plan.config.dataset}" in own.remark
+    )
+    chosen = propose(replace(wish, source="text.parquet", shares={512: 0.6, 2048: 0.9})).choice
+    shape = chosen.plan.shape
+    assert chosen.vocabulary == shape.vocab_size
+    assert 2 * shape.vocab_size * shape.n_embd < 0.5 * shape.parameters
+
+
+def test_one_document_is_not_shuffled() -> None:
+    """A text file is one: training refused what was proposed for it."""
+    answer = propose(replace(WISH, data=replace(TOKENS, rows=1), hours=1))
+    assert not answer.choice.plan.config.shuffle_documents
+    assert propose(replace(WISH, data=replace(TOKENS, rows=2), hours=1)).choice.plan.config.shuffle_documents
 
 
 @pytest.mark.parametrize(("data", "vocab_size"), [(MDN, 50304), (SHAKESPEARE, 65)])
@@ -238,6 +267,27 @@ def test_this_machines_cpu_is_proposed_for_by_what_was_timed_on_it() -> None:
     assert chosen.shape.parameters < 1e6
     with pytest.raises(DeviceError, match="no speed of this machine's CPU is known yet"):
         propose(wish)
+
+
+def test_a_minute_of_nanogpts_recipe_on_a_cpu_has_updates_enough_to_learn() -> None:
+    """174 steps of 16,384 characters left Shakespeare at 4.17 bits per byte; nanoGPT's README has 2,000 of 768."""
+    wish = replace(WISH, gpu=None, data=SHAKESPEARE, vocab_size=65, block_size=256, hours=60 / 3600)
+    key = speed_key(Setting(ModelShape(2, 1, 32, 256, 65), 16, compile=False), "cpu (1 thread)")
+    timed = Measurements((MeasuredSpeed(key, "", tokens_per_s=100_000.0, ms_per_micro_step=41.0),))
+    config = propose(replace(wish, recipes=("gpt2",)), timed).choice.plan.config
+    assert config.max_iters >= 1000
+    assert config.tokens_per_iter() <= 2048
+
+
+def test_names_of_devices_are_compared_with_the_table_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proposal asks for thousands of speeds, and a tuning session leaves dozens of timings."""
+    asked: list[str] = []
+    monkeypatch.setattr(nearby, "find_or_none", lambda name: asked.append(name))
+    shape = ModelShape(2, 2, 64, 256, 65)
+    keys = [speed_key(Setting(shape, rows), "cpu nobody has heard of") for rows in (1, 2, 4, 8)]
+    timed = Measurements(tuple(MeasuredSpeed(key, "", 1e4, 100.0) for key in keys))
+    propose(replace(WISH, gpu=None, data=SHAKESPEARE, vocab_size=65, block_size=256, hours=0.1), timed)
+    assert len(asked) <= 2
 
 
 def known_speed(gpu: GPU, setting: Setting) -> speed.Speed:
@@ -293,7 +343,15 @@ def test_a_proposal_is_the_second_edition_for_its_epochs() -> None:
     few, many = (propose(replace(WISH, data=data, hours=1)).choice.plan for data in (WEB, MDN))
     for plan in (few, many):
         assert plan.epochs is not None
-        wanted = recipe.second_edition(plan.shape, plan.epochs.value) | recipe.momentum_keys(plan.config.max_iters)
+        wanted = recipe.second_edition(plan.shape, plan.epochs.value, max_iters=plan.config.max_iters)
         assert {key: getattr(plan.config, key) for key in wanted} == wanted
     assert (few.config.value_embeddings, many.config.value_embeddings) != ("projections", "tables")
     assert many.config.value_embeddings == "projections"
+
+
+def test_a_proposal_is_not_contradicted_by_a_rule_of_thumb() -> None:
+    """The law weighed smaller models too; `a smaller model would reach a lower loss` stood above the reasons against it."""
+    data = DataFacts("pages", Estimate.exact(14.7e6), tokenizer="gpt2", bytes_per_token=3.34)
+    choice = propose(replace(WISH, data=data, hours=0.05)).choice.plan
+    assert choice.tokens < 10 * choice.shape.parameters, "few enough that the rule would speak"
+    assert not [problem for problem in choice.problems if "smaller model" in problem.message]

@@ -13,7 +13,7 @@ from gptfit.plan.plan import plan
 from gptfit.plan.resolve import Place, on_card, setting_of
 from gptfit.plan.setting import Setting, speed_key
 from gptfit.shape import ModelShape
-from gptfit.train.faults import out_of_memory_advice
+from gptfit.train.out_of_memory import out_of_memory_advice
 from gptfit.tune.space import base_variant, candidate_setting
 from gptfit.tune.trials import Candidate, Machine
 from gptfit.units import GIB
@@ -33,7 +33,7 @@ CARD = Machine(
 )
 
 
-@pytest.mark.parametrize(("rows", "chunked"), [(8, False), (16, True)])
+@pytest.mark.parametrize(("rows", "chunked"), [(8, False), (32, True)])
 def test_auto_chunks_are_those_that_make_it_fit_in_plan_and_in_tune(rows: int, chunked: bool) -> None:
     config = TrainConfig(batch_size=rows, gradient_accumulation_steps=512 // rows)
     planned = plan(config, config.shape(), RTX_4070).setting

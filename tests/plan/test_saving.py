@@ -13,7 +13,7 @@ from gptfit.plan import memory
 from gptfit.plan.ladder import RUNGS
 
 SIZES: dict[str, Any] = {
-    "n_layer": 2, "n_head": 8, "n_embd": 512, "block_size": 1024, "batch_size": 8, "gradient_accumulation_steps": 2,
+    "n_layer": 2, "n_head": 8, "n_embd": 512, "block_size": 512, "batch_size": 8, "gradient_accumulation_steps": 2,
     "vocab_size": 32768,
 }  # fmt: skip
 MODERN = {"arch": "modern", "optimizer": "muon", "n_layer": 8, "batch_size": 2}

@@ -11,7 +11,8 @@ from gptfit.cli import main
 from gptfit.config.keys import TrainConfig
 from gptfit.gpus import find
 from gptfit.plan import link, memory
-from gptfit.plan.setting import Setting
+from gptfit.plan.check import way_up
+from gptfit.plan.setting import Setting, Spread
 from gptfit.shape import ModelShape
 from gptfit.shares import share_out, slowest
 
@@ -94,12 +95,41 @@ def test_plan_of_unlike_cards_gives_shares_and_their_gain(capsys: pytest.Capture
     assert fast + slow == 64
     assert fast > slow
     assert 1.2 < several["gain_over_equal_shares"] < 2
-    assert main(["plan", "--gpu", "4090+3090", "--gpus", "2"]) == 2
+    assert main(["plan", "--gpu", "4090+3090", "--gpus", "2"]) == 1
     assert "leave --gpus" in capsys.readouterr().err
 
 
+def test_a_divided_model_has_equal_shares_of_unlike_cards_as_training_gives_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    divided = plan_json(capsys, "--gpu", "4090+3060", "--parallel=fsdp")
+    several = divided["several"]
+    assert isinstance(several, dict)
+    assert several["shares"] == [32, 32]
+    assert several["gain_over_equal_shares"] is None
+    rates = divided["tokens_per_s"], plan_json(capsys, "--gpu", "4090+3060")["tokens_per_s"]
+    equal, by_speed = (rate["value"] for rate in rates if isinstance(rate, dict))
+    assert by_speed > 2 * equal
+
+
+def test_the_ladder_ranks_unlike_cards_by_what_all_of_them_do() -> None:
+    from gptfit.plan.plan import plan
+
+    cards = (find("4090"), find("3060"))
+    config = TrainConfig(n_layer=24, n_head=16, n_embd=1024)
+    answer = plan(config, config.shape(), cards[1], processes=2, spread=Spread(cards=cards))
+    assert answer.ladder is not None
+    way = answer.ladder.way
+    assert way is not None
+    assert "parallel" not in way.keys
+    fitting = plan(config.replace(**way_up(answer)), config.shape(), cards[1], processes=2, spread=Spread(cards=cards))
+    assert fitting.fits
+    assert fitting.speed is not None
+    assert fitting.speed.tokens_per_s.value > 2 * 17_900  # of the divided model, whose shares are equal
+
+
 def test_a_nonsense_number_of_machines_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--gpu", "4090", "--nodes", "0"]) == 2
+    assert main(["plan", "--gpu", "4090", "--nodes", "0"]) == 1
     assert "--nodes 0 makes no sense" in capsys.readouterr().err
 
 

@@ -80,6 +80,21 @@ def test_repeats_are_worth_less_and_less_and_never_more_than_fresh_bytes() -> No
     assert gains[-1] < 0.1e6
 
 
+def test_a_large_vocabulary_over_little_text_costs_what_was_measured() -> None:
+    """2 x 96 over 108,000 bytes of Shakespeare for 8 epochs: 2.227 bits per byte by characters, 2.530 with GPT-2's 50,257."""
+    bits = []
+    for data in (
+        DataFacts("characters", Estimate.exact(108_000), 61, "chars", 1.0),
+        DataFacts("tokens", Estimate.exact(33_249), 50304, "gpt2", 108_000 / 33_249),
+    ):
+        shape = ModelShape(2, 3, 96, 256, data.vocab_size or 0, arch="modern", value_embeddings="projections")
+        found = expected_loss(shape, 8 * data.tokens.value, data, optimizer="muon", weight_decay=0.4)
+        assert found is not None
+        assert found.bits_per_byte is not None
+        bits.append(found.bits_per_byte.value)
+    assert bits[1] - bits[0] == pytest.approx(2.530 - 2.227, abs=0.1)
+
+
 def test_what_is_learned_by_heart_is_no_worse_than_guessing() -> None:
     """nanoGPT's defaults over Shakespeare's characters, 293,780 epochs, were thousands of nats and a traceback."""
     data = DataFacts("shakespeare_char", Estimate.exact(1_003_854), 65, "chars", 1.0)

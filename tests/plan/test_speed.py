@@ -8,7 +8,7 @@ import pytest
 
 from gptfit.gpus import all_gpus, find
 from gptfit.measured import MeasuredSpeed
-from gptfit.plan import rates, speed
+from gptfit.plan import matmul_rate, speed
 from gptfit.plan.setting import Setting, speed_key
 from gptfit.shape import ModelShape
 
@@ -111,7 +111,7 @@ def test_every_card_in_the_table_is_between_a_tenth_and_all_of_its_peak(gpu: obj
     assert isinstance(gpu, GPU)
     predicted = speed.predict(BASE, gpu)
     if predicted is None:
-        assert rates.peak_tflops(gpu) is None
+        assert matmul_rate.peak_tflops(gpu) is None
     else:
         assert predicted.mfu is not None
         assert 0.1 < predicted.mfu < 1.0

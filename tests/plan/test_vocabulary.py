@@ -37,7 +37,12 @@ def test_one_vocabulary_learned_says_what_every_smaller_one_would(shared: Path, 
     pages = pq.read_table(shared / "data" / "web_usgov.parquet", columns=["text"]).column("text")
     pq.write_table(pa.table({"text": pc.utf8_slice_codeunits(pages, 0, 500)}), source)
     assert 32768 not in measure_vocabularies([source], (512, 32768), sample_bytes=200_000), "too little text for it"
-    shares = measure_vocabularies([source], (512, 1024), sample_bytes=10**9)
+    told: list[int] = []
+    shares = measure_vocabularies(
+        [source], (512, 1024), sample_bytes=10**9, on_progress=lambda done, _: told.append(done)
+    )
+    assert told == sorted(told), "never backwards"
+    assert (told[0], told[-1]) == (0, 1000)
     assert shares[512] < shares[1024] < 1
     trained = train_tokenizer([source], tmp_path / "own.json", 512)
     assert shares[512] == pytest.approx(trained.bytes_per_token / trained.gpt2_bytes_per_token, rel=0.03)

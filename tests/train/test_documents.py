@@ -80,6 +80,12 @@ def test_a_file_without_ends_is_refused(tmp_path: Path) -> None:
         ShuffledDocuments(Split(50, (tmp_path / "a.bin",)), "uint16", 1000, END, seed=3)
 
 
+def test_a_single_document_stays_in_order(tmp_path: Path) -> None:
+    np.arange(50, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    file = ShuffledDocuments(Split(50, (tmp_path / "a.bin",), documents=1), "uint16", 1000, END, seed=3)
+    assert file.windows(np.array([50]), 50)[0].tolist() == list(range(50))
+
+
 def test_a_run_over_several_epochs_resumes_exactly_and_another_order_is_another_run(
     small_config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from gptfit.device import formats
 from gptfit.device.device import Device, find_device
 from gptfit.errors import ConfigError, DeviceError
 from gptfit.logs.events import Event
+from gptfit.model.head import UNCOUNTED
 from gptfit.train import fast_products
 from gptfit.train.engine import build_engine
 from gptfit.train.train import train
@@ -55,8 +56,31 @@ def test_mlps_and_head_are_swapped_on_the_same_weights_and_back(small_config: Ma
     rounded = engine.mean_loss([batch])
     assert rounded != expected
     assert rounded == pytest.approx(expected, abs=0.01)
+    with engine.products.plainly():
+        assert engine.mean_loss([batch]) == expected
+    assert engine.mean_loss([batch]) == rounded
     engine.leave_fast_products()
+    with engine.products.plainly():
+        pass
     assert engine.mean_loss([batch]) == expected
+
+
+def test_where_few_tokens_count_the_difference_is_of_those(small_config: MakeConfig) -> None:
+    config = small_config(**SIZES)
+    engine = build_engine(config, config.shape(), find_device(config))
+    engine.model.loss_is_masked = True
+    ids = torch.randint(0, 80, (2, 17), generator=torch.Generator().manual_seed(1))
+    batch = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    batch[1][:, :12] = UNCOUNTED
+    rounded = engine.mean_loss([batch])
+    with engine.products.plainly():
+        expected = engine.mean_loss([batch])
+    engine.products.watch(batch, step=0)
+    engine.products.watch(batch, step=0)  # the step is done again, with less memory
+    batch[1][:] = UNCOUNTED
+    engine.products.watch(batch, step=1)
+    assert list(engine.products.differences.values()) == pytest.approx([rounded - expected, 0.0], rel=1e-3)
+    assert rounded != expected
 
 
 def test_a_format_within_the_noise_stays(small_config: MakeConfig, cpu_emulates: None) -> None:

@@ -17,7 +17,8 @@ import torch
 
 from gptfit.checkpoint.format import LAST, load_checkpoint
 from gptfit.config.keys import TrainConfig
-from gptfit.device.device import Device, is_out_of_memory
+from gptfit.device.device import Device
+from gptfit.device.out_of_memory import is_out_of_memory
 from gptfit.errors import RunError
 from gptfit.logs.events import Eval, Event, Step
 from gptfit.logs.runlog import read_run
@@ -25,7 +26,7 @@ from gptfit.train import engine as engine_module
 from gptfit.train import muon
 from gptfit.train import saver as saver_module
 from gptfit.train.engine import Engine
-from gptfit.train.faults import smaller_micro_batch
+from gptfit.train.out_of_memory import smaller_micro_batch
 from gptfit.train.train import TrainResult, train
 from tests.small_runs import fork_gptfit, start_gptfit, told
 
@@ -120,7 +121,7 @@ def fail_in(monkeypatch: pytest.MonkeyPatch, method: str, largest: int) -> list[
     return seen
 
 
-@pytest.mark.parametrize("method", ["forward_micro_step", "mean_loss"])
+@pytest.mark.parametrize("method", ["forward_micro_step", "loss_and_tokens"])
 @pytest.mark.parametrize("sampling", ["epoch", "random"])
 def test_out_of_memory_shrinks_the_micro_batch_and_keeps_the_step(
     small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, sampling: str
@@ -179,16 +180,16 @@ def fail_at_calls(monkeypatch: pytest.MonkeyPatch, owner: object, function: str,
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "owner", "function", "failing"),
+    ("optimizer", "owner", "function", "failing", "has_scaler"),
     [
-        ("adamw", torch, "zeros_like", (1, 12)),  # of the first weight, then of one in the middle of the next attempt
-        ("adamw", torch, "zeros_like", (21,)),  # in the second group
-        ("adamw", torch.nn.utils, "get_total_norm", (1,)),
-        ("muon", torch, "zeros_like", (1, 12)),
-        ("muon", muon, "orthogonalize", (2, 4)),  # of the second shape, then of the one after
+        ("adamw", torch, "zeros_like", (1, 12), True),  # of the first weight, then of one amid the next attempt
+        ("adamw", torch, "zeros_like", (21,), False),  # in the second group
+        ("adamw", torch.nn.utils, "get_total_norm", (1,), False),
+        ("muon", torch, "zeros_like", (1, 12), False),
+        ("muon", muon, "orthogonalize", (2, 4), True),  # of the second shape, then of the one after
+        ("muon", muon, "orthogonalize", (2, 4), False),
     ],
 )
-@pytest.mark.parametrize("has_scaler", [False, True])
 def test_out_of_memory_inside_an_update_does_no_part_of_it_twice(
     small_config: MakeConfig,
     tmp_path: Path,
@@ -327,6 +328,9 @@ def test_five_bad_steps_in_a_row_return_to_the_last_checkpoint_and_go_on_in_the_
     rollback = next(event for event in told(events, "rollback"))
     assert "checkpoint of step 4" in rollback.message
     assert result.step == 12
+    # Step 8 was evaluated inside the row of bad ones; what the run is from then on is evaluated and saved too.
+    assert [event.step for event in events if isinstance(event, Eval)] == [0, 4, 8, 8, 12]
+    assert [point.step for point in read_run(tmp_path / "out").evals] == [0, 4, 8, 12]
     # 10 steps before the rollback, 8 after it: no window was read twice
     assert load_checkpoint(tmp_path / "out").progress["window"] == 18 * 8
     assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path / "out").model.values())

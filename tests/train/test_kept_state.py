@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gptfit.config.keys import TrainConfig
-from gptfit.device.device import find_device
+from gptfit.device.device import Device, find_device
 from gptfit.schedule import knobs
 from gptfit.train import kept_state
 from gptfit.train.engine import Engine, build_engine
+from gptfit.train.kept_state import KeptStateOptimizer
+from gptfit.train.optimizers import make_optimizer
 from gptfit.train.packed import BLOCK, pack, unpack
+from gptfit.train.parts import entries
 
 RECIPES: dict[str, dict[str, Any]] = {
     "adamw": {"arch": "gpt2", "learning_rate": 1e-2},
@@ -84,6 +89,73 @@ def test_a_checkpoint_resumes_with_any_way_of_keeping(
         assert went_on == expected
     else:
         assert went_on == pytest.approx(expected, abs=0.02)
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes that tensors on `meta`, which stands in for a card, took at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.device.type == "meta" and not func.is_view:
+            self._add(made.nbytes)
+            weakref.finalize(made, self._add, -made.nbytes)
+        return made
+
+    def _add(self, n_bytes: int) -> None:
+        self.now += n_bytes
+        self.most = max(self.most, self.now)
+
+
+def on_a_card(optimizer: str, is_8bit: bool, is_on_host: bool) -> tuple[KeptStateOptimizer, dict[str, Any]]:
+    """An optimizer whose weights are on `meta`, and state as a checkpoint has it for them."""
+    plain = make_engine(optimizer, n_layer=24)
+    losses(plain, 0, 1)
+    card = Device(torch.device("meta"), "a card", "float32")
+    parameters = {name: torch.nn.Parameter(p.detach().to("meta")) for name, p in plain.model.named_parameters()}
+    ways = {"optimizer_state": "8bit" if is_8bit else "float32", "optimizer_device": "cpu" if is_on_host else "auto"}
+    made = make_optimizer(plain.model, plain.config.replace(**ways), card, parameters=parameters)
+    assert isinstance(made, KeptStateOptimizer)
+    return made, plain.optimizer.state_dict()
+
+
+def large(saved: dict[str, Any]) -> dict[tuple[int, str], torch.Tensor]:
+    return {(number, name): value for number, name, value in entries(saved) if value.dim() > 0}
+
+
+@pytest.mark.parametrize("optimizer", RECIPES)
+@pytest.mark.parametrize("is_8bit", [False, True])
+def test_state_in_host_memory_never_comes_back_to_the_card_to_be_saved_or_resumed(
+    optimizer: str, is_8bit: bool
+) -> None:
+    made, saved = on_a_card(optimizer, is_8bit, is_on_host=True)
+    with LiveBytes() as card:
+        made.load_state_dict(saved)
+        again = made.state_dict()
+    assert card.most < 1_000  # counts of steps
+    assert large(again).keys() == large(saved).keys()
+    for key, value in large(again).items():
+        torch.testing.assert_close(value, large(saved)[key], rtol=0, atol=0.01 * float(large(saved)[key].abs().max()))
+    if not is_8bit:
+        first = next(iter(large(again)))
+        kept = large(made.state_dict())[first]
+        assert kept.data_ptr() == large(again)[first].data_ptr()  # no copy of what is in host memory already
+
+
+@pytest.mark.parametrize("optimizer", RECIPES)
+def test_8_bit_state_on_the_card_is_resumed_weight_by_weight_and_saved_on_the_host(optimizer: str) -> None:
+    made, saved = on_a_card(optimizer, is_8bit=True, is_on_host=False)
+    sizes = [value.nbytes for value in large(saved).values()]
+    with LiveBytes() as card:
+        made.load_state_dict(saved)
+    # One weight's numbers and what packing them takes, not those of all.
+    assert card.most < made.kept_bytes() + 10 * max(sizes) < 0.6 * sum(sizes)
+    with LiveBytes() as card, pytest.raises(NotImplementedError, match="meta"):  # there is nothing to be read on it
+        made.state_dict()
+    assert card.most == 0
 
 
 @pytest.mark.parametrize("optimizer", RECIPES)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
@@ -13,6 +14,7 @@ from gptfit.config.keys import TrainConfig
 from gptfit.errors import ConfigError
 from gptfit.logs.events import End, Message, Step
 from gptfit.logs.runlog import read_run
+from gptfit.notify import send
 from gptfit.pages.watcher import Watcher
 from gptfit.train.messenger import Messenger
 from gptfit.train.train import train
@@ -58,6 +60,12 @@ def test_a_failing_webhook_never_harms_the_run(
     assert result.reason == "max_iters"
     log = read_run(tmp_path / "out")
     assert log.end is not None
+
+
+def test_a_refusal_leaves_no_connection_open(topic: tuple[str, list[tuple[str, str]]]) -> None:
+    with pytest.raises(HTTPError) as refusal:
+        send(f"{topic[0]}/refuse", "title", "text")
+    assert refusal.value.fp is None or refusal.value.fp.closed
 
 
 def test_an_alarm_is_told_the_first_time_only(topic: tuple[str, list[tuple[str, str]]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gptfit.checkpoint.format import BEST, LAST, load_checkpoint
+from gptfit.checkpoint.format import BEST, LAST, load_checkpoint, newest_readable
 from gptfit.checkpoint.resume import adopt_config
 from gptfit.config.keys import TrainConfig
 from gptfit.errors import ConfigError, RunError
@@ -109,16 +109,17 @@ def test_the_log_of_a_resumed_run_reads_as_one(small_config: MakeConfig, tmp_pat
     assert seconds == sorted(seconds)
 
 
-@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("resumed", [0, 5, 9])
 def test_a_checkpoint_cut_at_any_tenth_is_reported_and_the_previous_used(
-    small_config: MakeConfig, tmp_path: Path, tenth: int
+    small_config: MakeConfig, tmp_path: Path, resumed: int
 ) -> None:
     train(small_config(max_iters=5))
     last = tmp_path / "out" / LAST
     whole = last.read_bytes()
-    last.write_bytes(whole[: len(whole) * tenth // 10])
-    with pytest.raises(RunError, match="not a readable checkpoint"):
-        load_checkpoint(last)
+    for tenth in (*range(10), resumed):
+        last.write_bytes(whole[: len(whole) * tenth // 10])
+        with pytest.raises(RunError, match=r"not a (readable )?checkpoint"):
+            load_checkpoint(last)
     events: list[Event] = []
     result = train(small_config(init_from="resume"), events.append)
     kinds = [getattr(event, "kind", "") for event in events]
@@ -135,6 +136,44 @@ def test_best_and_last_and_the_one_before_are_kept(small_config: MakeConfig, tmp
     best = min(log.evals, key=lambda event: event.val_loss)
     assert load_checkpoint(tmp_path / "out" / BEST).iter_num == best.step
     assert load_checkpoint(tmp_path / "out" / BEST).best_val_loss == best.val_loss
+
+
+def test_a_copy_too_many_is_removed_when_a_run_is_resumed(small_config: MakeConfig, tmp_path: Path) -> None:
+    """A kill right after the last save leaves it; there is no later save to remove it. A person's file stays."""
+    out = tmp_path / "out"
+    train(small_config(max_iters=6, lr_decay_iters=6, eval_interval=2))
+    kept = (out / "ckpt-00000004.pt").read_bytes()
+    for name in ("ckpt-00000002.pt", "ckpt-mine.pt", "ckpt-3.pt"):
+        (out / name).write_bytes(kept)
+    train(small_config(max_iters=6, lr_decay_iters=6, eval_interval=2, init_from="resume"))
+    names = {path.name for path in out.glob("ckpt*.pt")}
+    assert names == {"ckpt-00000004.pt", "ckpt-3.pt", "ckpt-mine.pt", LAST}
+
+
+def test_a_copy_of_a_step_that_was_never_reached_is_not_counted(small_config: MakeConfig, tmp_path: Path) -> None:
+    """Somebody's file: it takes no kept copy's place, and it is not removed or resumed from."""
+    out = tmp_path / "out"
+    train(small_config(max_iters=2, lr_decay_iters=6, eval_interval=2))
+    stray = out / "ckpt-99999999999999999999.pt"
+    stray.write_bytes((out / LAST).read_bytes())
+    train(small_config(max_iters=6, lr_decay_iters=6, eval_interval=2, keep_checkpoints=1, init_from="resume"))
+    assert {path.name for path in out.glob("ckpt*.pt")} == {LAST, "ckpt-00000004.pt", stray.name}
+    (out / LAST).write_bytes(b"damaged")
+    found, passed_over = newest_readable(out)
+    assert found.path == out / "ckpt-00000004.pt"
+    assert "holds step 2" in passed_over[1]
+
+
+def test_while_ckpt_pt_is_damaged_no_copy_is_too_many(small_config: MakeConfig, tmp_path: Path) -> None:
+    """The third best may be the only one that can be read."""
+    out = tmp_path / "out"
+    train(small_config(max_iters=4, lr_decay_iters=6, eval_interval=1, keep_checkpoints=3))
+    for name in (LAST, "ckpt-00000003.pt"):
+        (out / name).write_bytes(b"damaged")
+    common = {"max_iters": 4, "lr_decay_iters": 6, "eval_interval": 2, "init_from": "resume"}
+    events: list[Event] = []
+    assert train(small_config(keep_checkpoints=1, **common), events.append).step == 4
+    assert any("ckpt-00000002.pt at step 2" in message for message in messages_in(events))
 
 
 def test_starting_over_moves_the_earlier_run_aside(small_config: MakeConfig, tmp_path: Path) -> None:

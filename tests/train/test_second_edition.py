@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ OF_THE_OPTIMIZER: list[dict[str, Any]] = [
 WHOLE = {key: value for part in (*OF_THE_MODEL, *OF_THE_OPTIMIZER) for key, value in part.items()}
 WHOLE_SCHEDULE = {"momentum_start": 0.85, "momentum": 0.97, "momentum_end": 0.9}
 WHOLE["value_embeddings"] = "tables"
+WHOLE_MODEL = {key: value for part in OF_THE_MODEL for key, value in part.items()}  # with projections
 MODERN = {"arch": "modern", "optimizer": "muon", "schedule": "wsd", "learning_rate": 0.02, "min_lr": 0.0}
 
 
@@ -57,7 +58,13 @@ def names(changes: dict[str, Any]) -> str:
     return "-".join(changes) if len(changes) < 5 else "whole"
 
 
-@pytest.mark.parametrize("changes", [*OF_THE_MODEL, *OF_THE_OPTIMIZER, WHOLE], ids=names)
+# One by one they are minutes; the whole has each of them but projections, which have tables' place.
+ALONE = [
+    pytest.param(changes, marks=pytest.mark.slow, id=names(changes)) for changes in (*OF_THE_MODEL, *OF_THE_OPTIMIZER)
+]
+
+
+@pytest.mark.parametrize("changes", [*ALONE, WHOLE, WHOLE | WHOLE_MODEL], ids=names)
 def test_a_run_stopped_in_the_middle_ends_with_the_same_weights(
     changes: dict[str, Any], small_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -98,6 +105,21 @@ def test_the_whole_goes_to_hugging_face_with_equal_logits(
         train(small_config(out_dir=str(tmp_path / "run"), dataset=data, max_iters=2, **MODERN | WHOLE))
     assert main(["export", str(tmp_path / "run"), "--to", "hf", "--out", str(tmp_path / "hf")]) == 0
     assert "equal ours in transformers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changes", [*OF_THE_MODEL, WHOLE_MODEL], ids=names)
+@torch.inference_mode()
+def test_every_ingredient_has_our_logits_in_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Written and read by transformers, so that no tensor is forgotten or shared; the test above has the whole way."""
+    pytest.importorskip("transformers")
+    from gptfit.export.hf_modelling import GptfitConfig, GptfitForCausalLM
+
+    ours = scrambled(replace(TINY, **changes))
+    theirs = GptfitForCausalLM(GptfitConfig(asdict(ours.shape), tie_word_embeddings=False))
+    theirs.model.load_state_dict(ours.state_dict())
+    theirs.save_pretrained(tmp_path)
+    again = GptfitForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(again(tokens()).logits, ours.logits(tokens()), atol=1e-6, rtol=0)
 
 
 def test_the_optimizers_state_has_the_planned_bytes() -> None:
@@ -172,13 +194,17 @@ def test_momentum_rises_and_falls_and_cautious_decay_ends_at_zero() -> None:
     assert knobs(TrainConfig(momentum=0.9), 77) == Knobs(knobs(TrainConfig(), 77).rate, 0.9, 1.0)
 
 
-def test_scalars_have_nanochats_rates() -> None:
-    config = TrainConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, device="cpu", layer_scalars=True, **MODERN)
+@pytest.mark.parametrize(("batch_size", "share"), [(512, 1.0), (1024, 1.0), (32, 0.25)])
+def test_scalars_have_nanochats_rates_at_its_batch_and_less_at_smaller_ones(batch_size: int, share: float) -> None:
+    config = TrainConfig(
+        n_layer=2, n_head=2, n_embd=32, vocab_size=64, device="cpu", layer_scalars=True, **MODERN,
+        batch_size=batch_size, block_size=1024, gradient_accumulation_steps=1,
+    )  # fmt: skip
     model = build_model(config.shape())
     optimizer = make_muon(model, config, find_device(config))
     turn(optimizer, knobs(config.replace(warmup_iters=0), 0))
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for name, own in SCALARS.items():
         group = groups[id(model.get_parameter(name))]
-        assert group["lr"] == pytest.approx(own.rate)
+        assert group["lr"] == pytest.approx(own.rate * share)
         assert group["betas"][0] == (own.beta1 or config.beta1)

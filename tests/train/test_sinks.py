@@ -115,6 +115,38 @@ def test_wandb_gets_nanogpts_names(small_config: MakeConfig, monkeypatch: pytest
     assert calls[-1] == ("finish",)
 
 
+def test_wandbs_own_environment_is_not_overridden(small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb gives an argument the last word, so none may be given where its variable speaks; and the run says so."""
+    given: list[dict[str, Any]] = []
+    fake = types.SimpleNamespace(
+        init=lambda **options: given.append(options), log=lambda *_, **__: None, finish=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for name, value in {"PROJECT": "theirs", "NAME": "a", "DIR": "/tmp/w", "MODE": "offline", "RUN_ID": "7"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    events: list[Event] = []
+    train(small_config(wandb_log=True, wandb_project="ours", eval_only=True), events.append)
+    assert set(given[0]) == {"config"}
+    assert [e.message for e in told(events, "sink")] == [
+        "wandb: project 'theirs' from WANDB_PROJECT, not wandb_project = 'ours'"
+    ]
+
+
+def test_without_wandbs_environment_the_config_says_it(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[dict[str, Any]] = []
+    fake = types.SimpleNamespace(
+        init=lambda **options: given.append(options), log=lambda *_, **__: None, finish=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for name in ("PROJECT", "NAME", "DIR"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    train(small_config(track="wandb", eval_only=True))
+    options = {key: value for key, value in given[0].items() if key != "config"}
+    assert options == {"project": "owt", "name": "gpt2", "dir": str(tmp_path / "out")}
+
+
 def test_a_tracker_that_fails_does_not_stop_the_run(small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ConnectionError("no network\nsecond line")

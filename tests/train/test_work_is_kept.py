@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ from gptfit.train.courier import Courier
 from gptfit.train.faults import SignalWatch
 from gptfit.train.sinks import Report
 from gptfit.train.train import train
-from tests.small_runs import start_gptfit, told
+from tests.small_runs import fork_gptfit, start_gptfit, told
 
 MakeConfig = Callable[..., TrainConfig]
 posix_only = pytest.mark.skipif(os.name != "posix", reason="signals and devices as POSIX has them")
@@ -36,6 +37,9 @@ def test_a_value_with_a_blank_is_a_value(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["plan", "--gpu", "4070", "--out_dir=a b"]) == 0
     assert main(["plan", "--out_dir=a b", "--gpu=4070", "nosuch.py"]) == 1
     assert "nosuch.py" in capsys.readouterr().err
+    for verb in ("train", "tune"):
+        assert main([verb, "--out_dir=a b", "--batchsize=3"]) == 1
+        assert "batchsize" in capsys.readouterr().err
 
 
 @posix_only
@@ -48,6 +52,24 @@ def test_a_reader_of_the_output_that_goes_away_ends_nothing(small_config: MakeCo
     errors = process.stderr.read()
     process.stderr.close()
     assert (process.wait(60), errors) == (0, "")
+    assert load_checkpoint(tmp_path / "out").iter_num == 30
+
+
+@posix_only
+def test_a_terminal_that_is_gone_ends_nothing(small_config: MakeConfig, tmp_path: Path) -> None:
+    """Every write to it is an I/O error from then on, on stdout and stderr alike."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    shown = f"import os\nfor stream in (0, 1, 2): os.dup2(os.open({os.ttyname(theirs)!r}, os.O_RDWR | os.O_NOCTTY), stream)\n"
+    process = fork_gptfit(small_config(max_iters=30, lr_decay_iters=30, log_interval=1), before=shown)
+    seen = b""
+    while b"iter 2" not in seen:
+        seen += os.read(ours, 1000)
+    os.close(theirs)
+    os.close(ours)
+    process.communicate()
+    assert process.returncode == 0
     assert load_checkpoint(tmp_path / "out").iter_num == 30
 
 
@@ -80,6 +102,18 @@ def test_a_second_hang_up_does_not_hurry_and_nohup_stays_in_force() -> None:
             assert watch.received is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@posix_only
+def test_the_first_ctrl_c_is_answered_at_once_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step or a compilation may take minutes, in which nothing was said and a person would press it again."""
+    screen, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stderr, SignalWatch() as watch:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert watch.received == "SIGINT"
+        assert b"stopping after this step, and saving; Ctrl-C again" in os.read(screen, 1000)
+    os.close(screen)
 
 
 def test_lines_the_disk_did_not_take_are_written_when_it_does(tmp_path: Path) -> None:
@@ -256,6 +290,65 @@ def test_an_hour_of_standing_still_is_not_counted_and_a_slow_step_is() -> None:
     clock.beat()
     now[0] += 5
     assert clock.now() - began == pytest.approx(126, abs=1.1)
+
+
+STOPS_ITSELF = """
+import os, signal
+from gptfit.train import clock, loop
+clock.STOOD_STILL_SECONDS, clock.BEAT_SECONDS = 0.5, 0.05
+micro_steps = loop.Loop._micro_steps
+def stopping(self):
+    if self.progress.step == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return micro_steps(self)
+loop.Loop._micro_steps = stopping
+"""
+
+
+@posix_only
+def test_a_process_that_was_stopped_does_not_count_that_time(small_config: MakeConfig, tmp_path: Path) -> None:
+    """SIGSTOP for real, inside a step; half a minute of standing still is made half a second here."""
+    process = fork_gptfit(small_config(log_interval=1), before=STOPS_ITSELF)
+    child = psutil.Process(process.pid)
+    while child.status() != psutil.STATUS_STOPPED:
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(2.0)
+    process.send_signal(signal.SIGCONT)
+    process.communicate()
+    assert process.returncode == 0
+    steps = {step.step: step for step in read_run(tmp_path / "out").steps}
+    wall = (steps[3].time or 0.0) - (steps[2].time or 0.0)
+    assert wall > 2
+    assert (steps[3].seconds or 0.0) - (steps[2].seconds or 0.0) < wall - 1.5
+
+
+def test_max_hours_counts_the_hours_in_which_the_run_ran(
+    small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hours of SIGSTOP, or of sleep, after the third step; then steps of twenty seconds each."""
+    slept = [0.0]
+    clock = RunClock(lambda: time.perf_counter() + slept[0])
+    monkeypatch.setattr(sys.modules["gptfit.train.train"], "RunClock", lambda: clock)
+
+    def run(pause: float, hours: float, at: Callable[[int], bool]) -> tuple[str, list[Step]]:
+        steps: list[Step] = []
+
+        def sleep(event: Event) -> None:
+            if isinstance(event, Step):
+                steps.append(event)
+                slept[0] += pause * at(event.step)
+                clock.beat()
+
+        return train(small_config(max_hours=hours), sleep).reason, steps
+
+    reason, steps = run(7200.0, 1.0, lambda step: step == 3)
+    assert (reason, len(steps)) == ("max_iters", 8)
+    assert all(step.ms is not None and step.ms < 60_000 for step in steps)
+    assert (steps[-1].seconds or 0.0) < 60
+    reason, steps = run(20.0, 60 / 3600, lambda step: True)
+    assert reason == "max_hours"
+    assert len(steps) in (3, 4)
 
 
 def test_a_time_of_day_set_back_changes_no_step_time(small_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:

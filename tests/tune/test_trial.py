@@ -14,7 +14,7 @@ import pytest
 
 from gptfit.config.keys import TrainConfig
 from gptfit.errors import DeviceError
-from gptfit.tune.session import find_machine
+from gptfit.tune.measuring import find_machine
 from gptfit.tune.trial_process import COMMAND, run_process
 from gptfit.tune.trials import timing_from_json
 

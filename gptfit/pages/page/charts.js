@@ -15,7 +15,7 @@
   };
   // The first stretch of a run falls so steeply that it would flatten the rest; double-click shows everything.
   const SKIP = 0.05;
-  const state = { axis: "step", drawn: 0 };
+  const state = { axis: "step", drawn: 0, log: { x: false, y: false }, smoothing: 0 };
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const runColor = (i) => color("--run-" + (i % 6));
@@ -43,7 +43,7 @@
         hoverlabel: { bgcolor: color("--card"), bordercolor: color("--line"), font: { color: color("--text") } },
         xaxis: Object.assign({ title: { text: AXES[state.axis].label, standoff: 6 } }, axis),
         yaxis: Object.assign({ title: { text: title, standoff: 6 } }, axis),
-        showlegend: false, hovermode: "x unified", dragmode: "zoom", uirevision: state.axis, datarevision: ++state.drawn,
+        showlegend: false, hovermode: "x unified", dragmode: "zoom", uirevision: state.axis + state.log.x + state.log.y, datarevision: ++state.drawn,
       },
       extra || {}
     );
@@ -55,7 +55,10 @@
     const shown = traces.filter((trace) => trace.x && trace.x.length);
     box.closest(".card").hidden = shown.length === 0;
     if (!shown.length) return;
-    const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+    // A small chart has no room for a tool bar: double-click shows everything again.
+    const isTall = box.classList.contains("tall");
+    const options = { displaylogo: false, responsive: true, displayModeBar: isTall ? "hover" : false };
+    if (isTall) options.modeBarButtonsToRemove = ["lasso2d", "select2d", "autoScale2d"];
     Plotly.react(box, shown, layout(title, extra), options);
   }
 
@@ -73,8 +76,20 @@
       });
     }
     if (!(high > low)) return undefined;
+    if (state.log.y) [low, high] = [Math.log10(Math.max(low, 1e-6)), Math.log10(high)];
     const pad = 0.05 * (high - low);
     return [low - pad, high + pad];
+  }
+
+  // An average that forgets: each step counts `weight` times the next one; its beginning is not drawn towards zero.
+  function smoothed(values, weight) {
+    let sum = 0, total = 0;
+    return values.map((value) => {
+      if (value === null || value === undefined) return null;
+      sum = weight * sum + value;
+      total = weight * total + 1;
+      return sum / total;
+    });
   }
 
   function label(run) {
@@ -90,8 +105,13 @@
       const scaled = (values) => (scale ? (values || []).map((v) => (v === null ? null : v * scale)) : []);
       traces.push({
         x: xOf(run, run.steps), y: scaled(run.steps.loss), name: label(run) + "train, each step", mode: "lines", connectgaps: false,
-        line: { color: faint(runColor(i), 0.32), width: 1 }, hoverinfo: "skip",
+        line: { color: faint(runColor(i), state.smoothing ? 0.14 : 0.32), width: 1 }, hoverinfo: "skip",
       });
+      if (state.smoothing)
+        traces.push({
+          x: xOf(run, run.steps), y: smoothed(scaled(run.steps.loss), state.smoothing), name: label(run) + "train, smoothed", mode: "lines",
+          line: { color: faint(runColor(i), 0.7), width: 1.4 }, hovertemplate: "%{y:.4f}",
+        });
       if (run.evals.train_loss)
         traces.push({
           x: xOf(run, run.evals), y: scaled(run.evals.train_loss), name: label(run) + "train", mode: "lines",
@@ -106,7 +126,13 @@
     const usable = traces.map((t) => (t.y && t.y.length ? t : Object.assign({}, t, { x: null })));
     const range = yRange(usable);
     const title = isBits ? "bits per byte" : "loss, nats per token";
-    draw("loss", usable, title, range ? { yaxis: Object.assign(layout(title).yaxis, { range: range }) } : {});
+    const plain = layout(title);
+    // Room above the curves for the tool bar, which appears where the pointer is.
+    const extra = { margin: Object.assign({}, plain.margin, { t: 34 }), yaxis: plain.yaxis, xaxis: plain.xaxis };
+    if (range) extra.yaxis.range = range;
+    if (state.log.y) extra.yaxis.type = "log";
+    if (state.log.x) extra.xaxis.type = "log";
+    draw("loss", usable, title, extra);
   }
 
   function drawGap() {
@@ -177,6 +203,19 @@
     button.disabled = !axisWorks(button.dataset.axis);
     button.addEventListener("click", () => choose(button.dataset.axis));
   });
+  document.querySelectorAll("[data-log]").forEach((button) =>
+    button.addEventListener("click", () => {
+      state.log[button.dataset.log] = !state.log[button.dataset.log];
+      button.setAttribute("aria-pressed", String(state.log[button.dataset.log]));
+      drawLoss();
+    })
+  );
+  const smoothing = document.getElementById("smoothing");
+  if (smoothing)
+    smoothing.addEventListener("input", () => {
+      state.smoothing = Number(smoothing.value);
+      drawLoss();
+    });
   const theme = document.getElementById("theme");
   if (theme)
     theme.addEventListener("click", () => {

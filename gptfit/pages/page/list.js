@@ -68,6 +68,7 @@
       const tick = document.createElement("input");
       tick.type = "checkbox";
       tick.checked = ticked.has(run.id);
+      tick.dataset.what = "tick " + run.id;
       tick.setAttribute("aria-label", "compare " + run.name);
       tick.addEventListener("change", () => {
         if (tick.checked) ticked.add(run.id);
@@ -79,6 +80,7 @@
       link.href = "/run?id=" + encodeURIComponent(run.id);
       link.textContent = run.name;
       link.title = run.id;
+      link.dataset.what = "link " + run.id;
       const name = cell(row);
       name.appendChild(link);
       const speed = run.tokens_per_s === null ? "" : Math.round(run.tokens_per_s).toLocaleString("en") + " tokens/s";
@@ -90,14 +92,23 @@
       const progress = cell(row, run.step.toLocaleString("en") + (run.max_iters ? " of " + run.max_iters.toLocaleString("en") : ""), "step");
       if (run.max_iters) progress.appendChild(bar(run.step / run.max_iters));
       cell(row, run.loss === null ? "" : run.loss.toFixed(3), "loss");
-      const bits = run.bits_per_byte === null ? "" : run.bits_per_byte.toFixed(4) + " bits/byte, ";
-      const validation = cell(row, run.val_loss === null ? "" : bits + run.val_loss.toFixed(4), "validation");
-      if (run.projected && run.status === "running") validation.appendChild(line("→ " + run.projected.value.toFixed(2), "soft small"));
+      // Three figures to be held against each other have one unit: nats, or bits per byte for a vocabulary of its own.
+      const inBits = run.val_loss && run.bits_per_byte !== null;
+      const scale = inBits ? run.bits_per_byte / run.val_loss : 1;
+      const measured = run.val_loss === null ? "" : (run.val_loss * scale).toFixed(4);
+      const validation = cell(row, measured + (inBits ? " bits/byte" : ""), "validation");
+      const heading = run.projected && run.status === "running" ? "→ " + (run.projected.value * scale).toFixed(2) : "";
+      const plan = run.planned ? "plan " + (run.planned.value * scale).toFixed(2) : "";
+      if (heading || plan) validation.appendChild(line([heading, plan].filter(Boolean).join(", "), "soft small"));
+      if (inBits) validation.appendChild(line(run.val_loss.toFixed(4) + " nats/token", "soft small"));
       cell(row, run.status === "running" ? time(run.seconds_left) : "", "left");
       cell(row).appendChild(spark(run.spark));
       return row;
     });
+    // New rows, every two seconds: who walks them with the keyboard stays where they were.
+    const focused = body.contains(document.activeElement) ? document.activeElement.dataset.what : "";
     body.replaceChildren(...rows);
+    if (focused) [...body.querySelectorAll("a, input")].find((one) => one.dataset.what === focused)?.focus();
     document.getElementById("count").textContent = runs.length + (runs.length === 1 ? " run" : " runs") + ". Tick two or more to compare.";
   }
 

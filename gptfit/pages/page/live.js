@@ -7,9 +7,11 @@
   const EVERY_MS = 800;
   const IDLE_MS = 5000; // a run that is over may be resumed
   const RELOAD_MS = 4000;
+  const REFRESH_MS = 10000; // the large figures, between evals
   const MOST_POINTS = 20000;
   const live = document.getElementById("live");
   let offset = follow.offset;
+  let refreshed = Date.now();
 
   // A resumed run repeats steps: what came after the point it went back to is dropped.
   function append(into, added) {
@@ -39,8 +41,16 @@
       where.textContent = "step " + sample.step;
       const text = document.createElement("pre");
       text.className = "sample";
-      text.textContent = sample.text;
-      box.prepend(where, text);
+      const prompt = document.createElement("strong");
+      prompt.textContent = sample.prompt;
+      text.append(prompt, sample.text);
+      const first = box.querySelector(".sample-step");
+      if (first && first.textContent === where.textContent) {
+        // Under the heading that is there, after the other prompts of the same step.
+        let last = first;
+        while (last.nextElementSibling && last.nextElementSibling.className === "sample") last = last.nextElementSibling;
+        last.after(text);
+      } else box.prepend(where, text);
     }
   }
 
@@ -55,12 +65,14 @@
 
   // The words on the page follow the evals: the server writes them, escaped, as it wrote this page.
   async function refreshWords() {
+    refreshed = Date.now();
     const answer = await fetch(location.href);
     if (!answer.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    for (const id of ["headline", "facts", "why"]) {
+    for (const id of ["headline", "figures", "facts", "why"]) {
       const section = fresh.getElementById(id);
-      if (section) document.getElementById(id).replaceWith(document.importNode(section, true));
+      const old = document.getElementById(id);
+      if (section && old) old.replaceWith(document.importNode(section, true));
     }
   }
 
@@ -79,7 +91,7 @@
       if (grew || evaluated) window.gptfit.redraw();
       showSamples(found.samples);
       showState(found.status);
-      if (evaluated || found.ended) refreshWords();
+      if (evaluated || found.ended || (grew && Date.now() - refreshed > REFRESH_MS)) refreshWords();
       if (found.more && moved) wait = 0;
       else if (found.status !== "running") wait = IDLE_MS;
     } catch (error) {

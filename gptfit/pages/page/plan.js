@@ -90,9 +90,14 @@
   function drawMemory(plan) {
     const bar = at("memory");
     bar.setAttribute("aria-label", plan.memory_words);
-    at("parts").textContent = plan.memory_words;
-    if (!plan.memory) return bar.replaceChildren();
-    const parts = Object.entries(plan.memory.parts);
+    at("memory-title").textContent = plan.memory_total ? "Memory: " + plan.memory_total : "Memory";
+    if (!plan.memory) return [bar, at("parts")].forEach((box) => box.replaceChildren());
+    const parts = Object.entries(plan.memory.parts).filter(([, size]) => size > 0.005);
+    at("parts").replaceChildren(...parts.map(([name, size], i) => {
+      const key = element("span", "", "memory-key");
+      key.append(element("i", "", "key-" + (i % 6)), name + " " + size.toFixed(1));
+      return key;
+    }));
     const used = parts.reduce((sum, [, size]) => sum + size, 0), limit = plan.memory.usable_gib;
     const whole = 1.04 * Math.max(used, limit || 0);
     const pieces = parts.map(([name, size], i) => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from gptfit import measured
 from gptfit.config.keys import TrainConfig
@@ -26,7 +27,7 @@ def with_auto_batch(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     from gptfit.checkpoint.pretrained import adopt_model
     from gptfit.device.processes import find_processes
     from gptfit.tune.cache import best_known
-    from gptfit.tune.session import find_machine
+    from gptfit.tune.measuring import find_machine
 
     config = adopt_model(config) if is_pretrained(config) else config
     processes = find_processes()
@@ -54,11 +55,12 @@ def with_auto_batch(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
 
 def _tuned(config: TrainConfig, shape: ModelShape) -> int:
     """Threads stay as they are: this process trains with them."""
-    from gptfit.tune.tune import TuneOptions, run_session
+    from gptfit.tune.session import TuneOptions, run_session
     from gptfit.verbs.tune_output import answer_lines
     from gptfit.verbs.tune_view import TuneScreen, print_result
 
-    result = run_session(config, shape, TuneOptions(varies_threads=False), TuneScreen)
+    options = TuneOptions(varies_threads=False)
+    result = run_session(config, shape, options, partial(TuneScreen, minutes=options.minutes))
     if result.session.reason == "interrupted":
         raise KeyboardInterrupt  # what was measured is in the cache; Ctrl-C means that the run is not wanted now
     if result.best is None:

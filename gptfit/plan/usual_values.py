@@ -21,6 +21,8 @@ GPT3_SIZES = (
 # Below GPT-3's sizes: nanoGPT's 10.65M model trains at 1e-3; larger rates were not better in its own notes.
 SMALLEST_MODEL_RATE = 1.0e-3
 TOKENS_PER_PARAMETER = 20  # Chinchilla (Hoffmann et al. 2022): compute-optimal
+# nanoGPT's Shakespeare on a card, and on a MacBook's CPU, where its README has 768 for 2,000 updates.
+LEAST_TOKENS_PER_STEP, LEAST_ON_A_CPU = 16_384, 1_024
 WEIGHT_DECAY = 0.1  # GPT-3, nanoGPT
 
 
@@ -47,10 +49,10 @@ def final_rate(rate: float) -> float:
     return float(f"{rate / 10:.2g}")
 
 
-def tokens_per_step(parameters: float, tokens: float) -> int:
+def tokens_per_step(parameters: float, tokens: float, least: int = LEAST_TOKENS_PER_STEP) -> int:
     """About GPT-3's half a million, fewer when the run is short so that it still has 2,000 updates or more."""
     usual = next((batch for size, _, batch in reversed(GPT3_SIZES) if parameters >= size), GPT3_SIZES[0][2])
-    wanted = min(usual, max(16_384.0, tokens / 2_000))
+    wanted = min(usual, max(least, tokens / 2_000))
     return int(2 ** round(math.log2(wanted)))
 
 

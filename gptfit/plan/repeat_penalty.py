@@ -5,7 +5,8 @@ from __future__ import annotations
 # From Lovelace et al. (2026), "Prescriptive Scaling Laws for Data Constrained Training": one additive penalty, of which
 # strong weight decay (1.0) leaves 30 %. That it is linear in the repeats and in the parameters per unique token is ours.
 # Its size is that of nanoGPT's shakespeare_char: 10.65M parameters, 1.0M characters, 1.470 at best after 28 epochs and
-# 1.704 to 1.710 after 81.6 (published logs), 0.0044 nats per character and epoch.
+# 1.704 to 1.710 after 81.6 (published logs), 0.0044 nats per character and epoch. Rows of the embedding and of the head are
+# learned by heart like any other weight: GPT-2's vocabulary on 108k bytes then costs 0.28 bits per byte; measured once, 0.30.
 PER_REPEAT = 4.1e-4  # nats, times parameters per unique token; the same per byte
 LEFT = 0.3
 USUAL_DECAY, STRONG_DECAY = 0.1, 1.0

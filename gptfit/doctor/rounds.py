@@ -1,0 +1,159 @@
+"""Rounds: what is to be timed, timed in turns, so that a slow moment of the machine is one sample of each and not all of one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from gptfit.device.device import Device
+from gptfit.plan.grid import Grid, grid_of
+from gptfit.tune.rank import FAIR_CPU_SHARE
+
+VISIT_S = 0.03  # of one action in one round, at least one run
+MOST_RUNS = 20
+# What has taken so long is timed well enough: a number format without units of its own may be a hundred times slower.
+ENOUGH_S = 1.0
+LONG_S = 0.3  # a first run of so long is worth a visit: what it also fetches is little beside
+LONGEST_S = 0.7  # what would take longer in one run is not run
+TOKENS_MATTER = 0.1  # a cost per unit of work depends on the number of tokens far less than on a width
+
+Place = tuple[float, ...]
+Action = Callable[[], object]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What an action takes; on a CPU shared with other programs its processor time, as where `tune` ranks trials."""
+
+    device: Device
+    clock: Clock = time.perf_counter
+    cpu_clock: Clock = time.thread_time
+
+    def seconds(self, action: Action) -> float:
+        began, began_cpu = self.clock(), self.cpu_clock()
+        action()
+        self.device.synchronize()
+        elapsed, own = self.clock() - began, self.cpu_clock() - began_cpu
+        return own if self.device.kind == "cpu" and own < FAIR_CPU_SHARE * elapsed else elapsed
+
+
+class Timed:
+    """An action and what its visits took, the median of each."""
+
+    def __init__(self, action: Action, watch: Watch) -> None:
+        self._action, self._watch = action, watch
+        self._spent_s = first_s = self._once()  # which also fetches memory and makes gradients
+        self.visits: list[float] = [first_s] if first_s > LONG_S else []
+
+    @property
+    def seconds(self) -> float:
+        return median(self.visits)
+
+    @property
+    def best(self) -> float:
+        """The least: whether others would take too long must not be decided by a moment in which the machine was slow."""
+        return min(self.visits)
+
+    @property
+    def is_enough(self) -> bool:
+        return self._spent_s > ENOUGH_S
+
+    def begin_again(self) -> None:
+        self.visits.clear()
+        for _ in range(2):
+            self.visit()
+
+    def visit(self) -> None:
+        times = [self._once()]
+        while sum(times) < VISIT_S and len(times) < MOST_RUNS:
+            times.append(self._once())
+        self._spent_s += sum(times)
+        self.visits.append(median(times))
+
+    def _once(self) -> float:
+        return self._watch.seconds(self._action)
+
+
+class Beside(Timed):
+    """Another way to do what `usual` does, run between two runs of that: what the machine does meanwhile, it does to both."""
+
+    def __init__(self, action: Action, watch: Watch, usual: Timed) -> None:
+        super().__init__(action, watch)
+        self._usual, self.visits = usual, []
+
+    @property
+    def seconds(self) -> float:
+        return median(self.visits) * self._usual.seconds
+
+    def visit(self) -> None:
+        before, own, after = self._usual._once(), self._once(), self._usual._once()
+        self._spent_s += before + own + after
+        self.visits.append(2 * own / (before + after))
+
+
+class Rounds:
+    """Every action once when it comes, then all of them in turns."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._all: list[Timed] = []
+
+    def timed(self, action: Action, usual: Timed | None = None) -> Timed:
+        found = Timed(action, self._watch) if usual is None else Beside(action, self._watch, usual)
+        if not found.visits:
+            found.visit()
+        self._all.append(found)
+        return found
+
+    def go(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for one in self._all:
+                if not one.is_enough:
+                    one.visit()
+
+    def costs(
+        self,
+        places: Iterable[Place],
+        work: Callable[..., float],
+        make: Callable[..., Action],
+        longest_s: float = LONGEST_S,
+    ) -> Costs:
+        """The little work first; what would take too long costs per unit what is next to it."""
+        found: dict[Place, Place] = {}
+        timed: dict[Place, Timed] = {}
+        for place in sorted(places, key=lambda place: work(*place)):
+            near = min(timed, key=lambda other: _distance(other, place), default=None)
+            if near is not None and timed[near].best / work(*near) * work(*place) > longest_s:
+                found[place] = near
+                continue
+            timed[place] = self.timed(make(*place))
+            if near is None:  # the first of a kind also loads and prepares its kernels, and all others are judged by it
+                timed[place].begin_again()
+            found[place] = place
+        return Costs(found, timed, work)
+
+
+class Costs:
+    """Seconds per unit of work by place, as far as the rounds have come."""
+
+    def __init__(
+        self, read_at: Mapping[Place, Place], timed: Mapping[Place, Timed], work: Callable[..., float]
+    ) -> None:
+        self._read_at, self.timed, self._work = read_at, timed, work
+
+    def points(self) -> dict[Place, float]:
+        each = {place: timed.seconds / self._work(*place) for place, timed in self.timed.items()}
+        return {place: each[near] for place, near in self._read_at.items()}
+
+    def grid(self) -> Grid:
+        return grid_of(self.points())
+
+
+def _distance(one: Place, other: Place) -> float:
+    """The first size of a place is its tokens."""
+    tokens, *sizes = (abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+    return TOKENS_MATTER * tokens + sum(sizes)
