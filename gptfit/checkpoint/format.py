@@ -163,6 +163,8 @@ def _read(file: Path, lazy: bool) -> dict[str, Any]:
     """weights_only: a checkpoint from the internet cannot run code. torch's format of before 2020 cannot be mapped."""
     with open(file, "rb") as opened:
         if not opened.read(2).startswith(TORCH_STARTS):
+            if file.suffix == ".pt":  # a run's own file, damaged; otherwise another kind of file was named
+                raise ValueError("it does not begin as torch's files do")
             raise RunError(f"{file}: not a checkpoint", fix=f"name a run's folder, or the {LAST} or {BEST} in it")
     return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=lazy and zipfile.is_zipfile(file)))
 

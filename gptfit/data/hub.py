@@ -42,12 +42,12 @@ def download(address: str, is_wanted: Callable[[str], object]) -> list[tuple[str
     wanted = parse(address)
     expected: tuple[type[Exception], ...] = (*failures(), HFValidationError)
     try:
-        entries = _entries(huggingface_hub, wanted, address, is_wanted)
+        # Asked once: a branch that moves meanwhile must not mix two commits. It also fails at once without a network,
+        # where listing files is tried again for half a minute.
+        commit = huggingface_hub.HfApi().dataset_info(wanted.repo, revision=wanted.revision).sha
         found = []
-        for entry in entries:
-            local = huggingface_hub.hf_hub_download(
-                wanted.repo, entry.path, repo_type="dataset", revision=wanted.revision
-            )
+        for entry in _entries(huggingface_hub, wanted, commit, address, is_wanted):
+            local = huggingface_hub.hf_hub_download(wanted.repo, entry.path, repo_type="dataset", revision=commit)
             _verify(local, entry, address)
             found.append((local, f"hf://datasets/{wanted.repo}@{wanted.revision}/{entry.path}"))
         return found
@@ -67,9 +67,11 @@ def failures() -> tuple[type[Exception], ...]:
     return (*general, OSError)
 
 
-def _entries(hub: Any, wanted: Address, address: str, is_wanted: Callable[[str], object]) -> list[Any]:
+def _entries(
+    hub: Any, wanted: Address, commit: str | None, address: str, is_wanted: Callable[[str], object]
+) -> list[Any]:
     """The files of the repository that the path names, in sorted order."""
-    tree = hub.HfApi().list_repo_tree(wanted.repo, repo_type="dataset", revision=wanted.revision, recursive=True)
+    tree = hub.HfApi().list_repo_tree(wanted.repo, repo_type="dataset", revision=commit, recursive=True)
     files = sorted((entry for entry in tree if hasattr(entry, "size")), key=lambda entry: entry.path)
     found = [entry for entry in files if is_wanted(entry.path) and _matches(entry.path, wanted.path)]
     if not found:

@@ -47,7 +47,9 @@ class Hub:
 
             def do_GET(self, body: bool = True) -> None:
                 path = self.path.split("?")[0]
-                if path.startswith("/api/datasets/me/texts/tree/main"):
+                if path == "/api/datasets/me/texts/revision/main":
+                    self._answer(200, json.dumps({"id": "me/texts", "sha": COMMIT}).encode(), {}, body)
+                elif path.startswith(f"/api/datasets/me/texts/tree/{COMMIT}"):
                     self._answer(200, json.dumps([hub.entry(name) for name in hub.files]).encode(), {}, body)
                 elif path.startswith("/datasets/me/texts/resolve/"):
                     self._file(path.split("/", 6)[6], body)
@@ -182,7 +184,7 @@ def test_a_connection_that_breaks_without_a_word_is_one_line(monkeypatch: pytest
     def broken(*_: object, **__: object) -> None:
         raise failures()[0]("")
 
-    monkeypatch.setattr("gptfit.data.hub._entries", broken)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", broken)
     with pytest.raises(DataError, match=r"hf://datasets/me/texts: \w+; run the same command again"):
         download("hf://datasets/me/texts", lambda name: True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", broken)

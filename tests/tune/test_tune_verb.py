@@ -24,6 +24,7 @@ from gptfit.tune import measuring, search
 from gptfit.tune.trials import Candidate, Machine, Variant
 from gptfit.verbs.tune_output import ROW_COLUMNS
 
+pytestmark = pytest.mark.xdist_group("tune")  # one worker: the session that all look at is measured once
 CONFIG = """# a toy, to see tune work
 n_layer = 1
 n_head = 2
