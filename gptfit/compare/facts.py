@@ -137,6 +137,11 @@ class RunFacts:
         """Whether validation is known in bits per byte only, as nanochat prints it."""
         return bool(self.evals) and all(point.val_loss is None for point in self.evals)
 
+    @property
+    def is_in_bits(self) -> bool:
+        """Whether bits per byte come first: nats per token of a vocabulary of one's own say nothing to anybody else."""
+        return self.is_bpb or (self.tokenizer not in (None, "gpt2") and self.bytes_per_token is not None)
+
     def as_config(self) -> TrainConfig | None:
         """The keys as a config for `plan`, or None when the model or the batch is not known."""
         known = all(key in self.config for key in ("n_layer", "n_embd", "block_size", "batch_size"))

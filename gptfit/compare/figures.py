@@ -26,15 +26,20 @@ def four_figures(facts: RunFacts) -> list[Figure]:
 
 
 def _validation(facts: RunFacts) -> Figure | None:
-    unit = "bits per byte" if facts.is_bpb else "nats per token"
-    known = [(loss, point.step) for point in facts.evals if (loss := facts.validation(point, facts.is_bpb)) is not None]
+    in_bits = facts.is_in_bits
+    known = [(loss, point) for point in facts.evals if (loss := facts.validation(point, in_bits)) is not None]
     if not known:
         return None
-    (last, _), (best, step) = known[-1], min(known)
-    beside = f"best {best:.4f} at step {count(step)}" if best < last else f"{unit}, the best so far"
-    if not facts.is_bpb:
-        beside += f"; perplexity {si(perplexity(last))}"
-    return Figure("validation loss", f"{last:.4f}", beside)
+    last, at = known[-1]
+    best, step = min((loss, point.step) for loss, point in known)
+    beside = f"best {best:.4f} at step {count(step)}" if best < last else f"{_unit(facts)}, the best so far"
+    if at.val_loss is not None:
+        beside += f"; {at.val_loss:.4f} nats per token" if in_bits else f"; perplexity {si(perplexity(last))}"
+    return Figure("validation, bits per byte" if in_bits else "validation loss", f"{last:.4f}", beside)
+
+
+def _unit(facts: RunFacts) -> str:
+    return "bits per byte" if facts.is_in_bits else "nats per token"
 
 
 def _progress(facts: RunFacts) -> Figure | None:
@@ -66,6 +71,9 @@ def _ending(facts: RunFacts) -> Figure | None:
     plan, wanted = planned_loss(facts), facts.max_iters
     is_over = bool(wanted) and facts.last_step >= (wanted or 0) - 1
     heading = project_loss(facts, wanted) if wanted and not is_over else None
+    if facts.is_in_bits:  # as the validation beside it
+        scale = facts.bits_per_byte_per_nat or 1.0
+        plan, heading = (loss.map(scale) if loss else None for loss in (plan, heading))
     if heading:
         return Figure("heading for", f"{heading.value:.2f}", f"{_range(heading)}{_plan_words(plan)}")
     if plan:

@@ -22,7 +22,7 @@ from gptfit.compare.planned_loss import planned_loss
 from gptfit.compare.projection import project_loss
 from gptfit.errors import GptfitError, RunError
 from gptfit.files import LOCK
-from gptfit.logs.events import DataSaid, Event
+from gptfit.logs.events import Event
 from gptfit.logs.large_log import glance, quick_run
 from gptfit.logs.runlog import RUN_LOG, RunLog
 
@@ -73,6 +73,8 @@ class Listing:
     def runs(self) -> list[dict[str, Any]]:
         """Newest first; runs of one name are told apart by their folder."""
         found = [row for path in self._paths() if (row := self._summary(path))]
+        if not differ_in_tokenizer(found):
+            found = [row if row["tokenizer"] not in (None, "gpt2") else row | {"bits_per_byte": None} for row in found]
         names = Counter(row["name"] for row in found)
         for row in found:
             if names[row["name"]] > 1:
@@ -160,6 +162,11 @@ class Listing:
         return shown
 
 
+def differ_in_tokenizer(rows: list[dict[str, Any]]) -> bool:
+    """Then losses per token cannot be compared, and bits per byte can; GPT-2's tokens alone need none."""
+    return len({row["tokenizer"] for row in rows} - {None}) > 1
+
+
 def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name in TRACKER_FOLDERS
 
@@ -189,7 +196,7 @@ def summarise(path: Path) -> dict[str, Any]:
     ms, step, wanted = usual_step_ms(run.steps[-50:]), run.last_step, run.planned_steps
     end = project_loss(facts, wanted) if wanted and step < wanted else None
     left = (wanted - step) * ms / 1000 if wanted and ms and wanted > step else None
-    plan = planned_loss(facts)
+    plan, scale = planned_loss(facts), facts.bits_per_byte_per_nat
     validations = [event.val_loss for event in run.evals if event.val_loss is not None]
     return {
         "name": run.name,
@@ -199,7 +206,8 @@ def summarise(path: Path) -> dict[str, Any]:
         "max_iters": wanted,
         "loss": run.steps[-1].loss if run.steps else None,
         "val_loss": validations[-1] if validations else None,
-        "bits_per_byte": _bits(validations[-1], run.header.dataset) if validations else None,
+        "tokenizer": facts.tokenizer,
+        "bits_per_byte": validations[-1] * scale if validations and scale else None,
         "projected": end.as_json() if end else None,
         "planned": plan.as_json() if plan else None,
         "card": facts.gpu.name if facts.gpu else facts.device_name,
@@ -218,13 +226,6 @@ def _last_said(run: RunLog) -> float | None:
     """When the newest event happened, by its own word: a copy of a log is new, what it says is not."""
     events: list[Event] = [*run.steps[-1:], *run.evals[-1:], *run.messages[-1:], run.header]
     return max((event.time for event in events if event.time is not None), default=None)
-
-
-def _bits(loss: float, data: DataSaid) -> float | None:
-    """Where the vocabulary is not GPT-2's, so that runs in a list can be compared."""
-    if not data.bytes_per_token or data.tokenizer in (None, "gpt2"):
-        return None
-    return loss / math.log(2) / data.bytes_per_token
 
 
 def status(row: dict[str, Any], now: float, owner_lives: bool | None = None) -> str:

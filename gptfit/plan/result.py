@@ -97,6 +97,11 @@ class Plan:
         return needs is not None and self.usable_bytes is not None and needs.low < self.usable_bytes < needs.high
 
     @property
+    def is_in_bits(self) -> bool:
+        """Whether bits per byte come first: nats per token of a vocabulary of one's own say nothing to anybody else."""
+        return bool(self.data and not self.data.is_gpt2 and self.loss and self.loss.bits_per_byte)
+
+    @property
     def hours(self) -> Estimate | None:
         return self.seconds.map(1 / 3600) if self.seconds else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from gptfit.plan.result import Plan
 from gptfit.schedule import usual_warmup
 from gptfit.units import GIB, duration, gib, si
 from gptfit.verbs.make_plan import make_plan
+from gptfit.verbs.next_commands import same_plan
 from gptfit.verbs.plan_view import plan_rows, plan_title
 
 MODEL = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
@@ -42,6 +42,7 @@ SIZES = {
 
 
 EXAMPLE_GPU = "RTX 4070"
+BITS = "bits per byte"
 
 
 def plan_site(args: argparse.Namespace) -> PlanSite:
@@ -58,7 +59,7 @@ def page_form(args: argparse.Namespace) -> list[dict[str, Any]]:
     card = started.gpu.name if started.gpu else "here"
     cards = [("here", "this machine"), *((gpu.name, gpu.name) for gpu in all_gpus())]
     data = [("", "as given" if args.data or config.dataset not in KNOWN_DATA else config.dataset)]
-    data += [(name, name) for name in KNOWN_DATA if name != config.dataset]
+    data += [(name, name) for name in KNOWN_DATA if args.data or name != config.dataset]
     values = {**config.as_dict(), "vocab_size": started.shape.vocab_size, "tokens_per_step": started.tokens_per_step}
     sizes = [("", "own size"), *((name, name) for name in SIZES)]
     return [
@@ -85,11 +86,11 @@ def _key_field(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def page_answer(args: argparse.Namespace, asked: Mapping[str, str]) -> dict[str, Any]:
     """Everything the page shows for what its form says."""
-    plan, _ = make_plan(_arguments(args, asked, {}))
+    found = _arguments(args, asked, {})
+    plan, _ = make_plan(found)
     hours = asked.get("hours", "").strip()
     if hours:
         plan, _ = make_plan(_arguments(args, asked, _steps_in(plan, hours)))
-    card = plan.gpu.name if plan.gpu else "here"
     return {
         **plan.as_json(),
         "title": plan_title(plan),
@@ -99,7 +100,8 @@ def page_answer(args: argparse.Namespace, asked: Mapping[str, str]) -> dict[str,
         "memory_words": _memory_words(plan),
         "memory_total": _memory_total(plan),
         "curve": _curve(plan),
-        "command": f"gptfit plan --gpu {shlex.quote(card)} {_typed(plan.config)}".strip(),
+        "curve_unit": BITS if plan.is_in_bits else "loss",
+        "command": same_plan(found, _typed(plan.config)),
         "config": render(plan.config, "by gptfit plan --page", [plan_title(plan)]),
     }
 
@@ -109,8 +111,10 @@ def _arguments(args: argparse.Namespace, asked: Mapping[str, str], steps: Mappin
     found = argparse.Namespace(**vars(args))
     found.gpu = asked.get("gpu") or args.gpu
     found.recipe = asked["recipe"] if asked.get("recipe") in RECIPES else args.recipe
-    found.data = asked.get("data") if asked.get("data") in KNOWN_DATA else args.data
     found.overrides = [*args.overrides]
+    if asked.get("data") in KNOWN_DATA:  # as the config that is copied says it
+        found.data = None
+        found.overrides.append(f"--dataset={asked['data']}")
     for name, value in asked.items():
         if name in KEYS and value.strip():
             if KEYS[name].group in KEPT_OUT or name == "init_from":
@@ -158,7 +162,9 @@ def _numbers(plan: Plan) -> list[tuple[str, str, str]]:
         shown.append((si(speed.tokens_per_s.value), "tokens/s", speed.tokens_per_s.basis))
     if seconds:
         shown.append((duration(seconds.value), "of training", seconds.basis))
-    if loss:
+    if loss and plan.is_in_bits and (bits := loss.bits_per_byte):
+        shown.append((f"{bits.value:.3f}", f"{BITS} ({bits.low:.3f} to {bits.high:.3f})", bits.basis))
+    elif loss:
         shown.append((f"{loss.loss.value:.2f}", f"loss ({loss.loss.low:.2f} to {loss.loss.high:.2f})", loss.loss.basis))
     return shown
 
@@ -186,15 +192,21 @@ def _curve(plan: Plan) -> dict[str, list[float]]:
     for number in range(1, CURVE_POINTS + 1):
         tokens = plan.tokens * 100 ** (number / CURVE_POINTS - 1)
         found = expected_loss(
-            plan.shape, tokens, plan.data, optimizer=plan.config.optimizer, dataset=plan.config.dataset, own_runs=runs
+            plan.shape,
+            tokens,
+            plan.data,
+            optimizer=plan.config.optimizer,
+            dataset=plan.config.dataset,
+            own_runs=runs,
+            weight_decay=plan.config.weight_decay,
         )
         if found:
-            for name, value in zip(curve, (tokens, found.loss.value, found.loss.low, found.loss.high), strict=True):
+            loss = found.bits_per_byte if plan.is_in_bits and found.bits_per_byte else found.loss
+            for name, value in zip(curve, (tokens, loss.value, loss.low, loss.high), strict=True):
                 curve[name].append(value)
     return curve
 
 
-def _typed(config: TrainConfig) -> str:
+def _typed(config: TrainConfig) -> list[str]:
     """What differs from the defaults, as somebody would type it."""
-    different = {name: value for name, value in config.as_dict().items() if value != KEYS[name].default}
-    return " ".join(shlex.quote(f"--{name}={value}") for name, value in different.items())
+    return [f"--{name}={value}" for name, value in config.as_dict().items() if value != KEYS[name].default]

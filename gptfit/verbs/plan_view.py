@@ -217,8 +217,7 @@ def _run_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if plan.loss:
         loss = plan.loss.loss
         ppl, bits = perplexity(loss), plan.loss.bits_per_byte
-        # Nats per token of a vocabulary of one's own say nothing to anybody else.
-        if plan.data and not plan.data.is_gpt2 and bits:
+        if plan.is_in_bits and bits:
             said = f"{bits.value:.3f} bits per byte ({_range(bits, '.3f')}), {loss.value:.2f} nats per token"
         else:
             said = f"{loss.value:.2f} ({_range(loss, '.2f')}), perplexity {ppl.value:.1f} ({_range(ppl, '.1f')})"

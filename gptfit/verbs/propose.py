@@ -149,7 +149,7 @@ def _heading(choice: Proposal, wish: Wish) -> tuple[str, list[str]]:
     notes = [expected]
     if plan.loss:
         loss, bits = plan.loss.loss, plan.loss.bits_per_byte
-        per_byte = f"{bits.value:.3f} bits per byte, " if choice.vocabulary and bits else ""
+        per_byte = f"{bits.value:.3f} bits per byte, " if plan.is_in_bits and bits else ""
         notes.append(f"expected validation loss {per_byte}{loss.value:.2f} ({loss.low:.2f} to {loss.high:.2f})")
     if plan.shape.arch == "modern":
         notes.append(MODERN_LIMITS)

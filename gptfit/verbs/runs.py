@@ -44,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
 def sorted_runs(rows: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
     """Runs that lack the figure come last, whichever way the others are sorted."""
+    from gptfit.pages.run_list import differ_in_tokenizer
+
+    if by == "val_loss" and differ_in_tokenizer(rows):
+        by = "bits_per_byte"
     known = [row for row in rows if row[by] is not None]
     known.sort(key=lambda row: row[by], reverse=by in LARGEST_FIRST)
     return known + [row for row in rows if row[by] is None]
@@ -60,7 +64,8 @@ def _show(rows: list[dict[str, Any]], folder: Path) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="cyan")
     table.add_column("run", overflow="fold")
     table.add_column("status", overflow="fold")
-    for name in ("step", "loss", "val", "tokens/s", "left"):
+    in_bits = any(row["bits_per_byte"] is not None for row in rows)
+    for name in ("step", "loss", *(["b/byte"] if in_bits else []), "val", "tokens/s", "left"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         step = f"{row['step']:,}" + (f" of {row['max_iters']:,}" if row["max_iters"] else "")
@@ -69,7 +74,8 @@ def _show(rows: list[dict[str, Any]], folder: Path) -> None:
             words.append(f"\n{said}", style="red")
         left = duration(row["seconds_left"]) if row["seconds_left"] and row["status"] == "running" else ""
         speed = si(row["tokens_per_s"]) if row["tokens_per_s"] else ""
-        table.add_row(Text(row["name"]), words, step, _loss(row["loss"]), _loss(row["val_loss"]), speed, left)
+        bits = [_loss(row["bits_per_byte"])] if in_bits else []
+        table.add_row(Text(row["name"]), words, step, _loss(row["loss"]), *bits, _loss(row["val_loss"]), speed, left)
     out.print(table)
 
 

@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
         result = train(config, view.report)
     if is_master:
         page, *remarks = after_training(result.out_dir)
-        print("\n".join([page, *summary_lines(config, result), *remarks]))
+        print("\n".join([page, *summary_lines(config, result, view.data), *remarks]))
     return exit_code(result.reason)
 
 

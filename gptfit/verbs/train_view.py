@@ -30,7 +30,7 @@ class PlainView:
     def __init__(self, config: TrainConfig, is_master: bool = True) -> None:
         self.config = config
         self.is_master = is_master
-        self._data = UNKNOWN_DATA
+        self.data = UNKNOWN_DATA
 
     def __enter__(self) -> PlainView:
         return self
@@ -44,8 +44,8 @@ class PlainView:
 
     def report(self, event: Event) -> None:
         if isinstance(event, Header):
-            self._data = event.dataset
-        for line in event_lines(event, self._data):
+            self.data = event.dataset
+        for line in event_lines(event, self.data):
             self.say(line)
 
 
@@ -95,7 +95,9 @@ def event_lines(event: Event, data: DataSaid = UNKNOWN_DATA) -> list[str]:
             return [f"iter {event.step}: loss {event.loss:.4f}, time {event.ms:.2f}ms, mfu {mfu}"]
         case Eval():
             losses = f"step {event.step}: train loss {event.train_loss:.4f}, val loss {event.val_loss:.4f}"
-            return [f"{losses} ({_in_bits(event, data)}{count(event.eval_tokens or 0)} val tokens)"]
+            bits = _bits_per_byte(event.val_loss, data)
+            per_byte = f"{bits:.4f} bits per byte, " if bits is not None else ""
+            return [f"{losses} ({per_byte}{count(event.eval_tokens or 0)} val tokens)"]
         case Sample():
             return [f"sample at step {event.step}: {sample_line(event)}"]
         case Message():
@@ -110,11 +112,11 @@ def sample_line(sample: Sample) -> str:
     return shown if len(shown) <= SAMPLE_WIDTH else f"{shown[:SAMPLE_WIDTH]} ..."
 
 
-def _in_bits(event: Eval, data: DataSaid) -> str:
-    """A loss in a vocabulary of one's own can be compared in bits per byte only."""
-    if event.val_loss is None or not data.bytes_per_token or data.tokenizer in (None, "gpt2"):
-        return ""
-    return f"{event.val_loss / math.log(2) / data.bytes_per_token:.4f} bits per byte, "
+def _bits_per_byte(loss: float | None, data: DataSaid) -> float | None:
+    """A loss in a vocabulary of one's own can be compared in bits per byte only; none for GPT-2's tokens."""
+    if loss is None or not data.bytes_per_token or data.tokenizer in (None, "gpt2"):
+        return None
+    return loss / math.log(2) / data.bytes_per_token
 
 
 def header_lines(header: Header) -> list[str]:
@@ -150,7 +152,7 @@ def live_figures(step: Step, max_iters: int, room: int = 200) -> str:
     return "  ".join(parts)
 
 
-def summary_lines(config: TrainConfig, result: TrainResult) -> list[str]:
+def summary_lines(config: TrainConfig, result: TrainResult, data: DataSaid = UNKNOWN_DATA) -> list[str]:
     """How it went, and the next command."""
     lines = [f"{_ending(config, result)} after {duration(result.seconds)} of training, {si(result.tokens)} tokens"]
     if result.tokens_per_s and result.mfu is not None:
@@ -159,10 +161,15 @@ def summary_lines(config: TrainConfig, result: TrainResult) -> list[str]:
     if result.best_val_loss is not None:
         best = result.out_dir / "best.pt"  # the untrained model is not kept, nor one the disk had no room for
         where = f" in {best}" if best.is_file() else ""
-        lines.append(
-            f"best val loss {result.best_val_loss:.4f} (perplexity {si(perplexity(result.best_val_loss))}){where}"
-        )
+        lines.append(f"{_best(result.best_val_loss, data)}{where}")
     return [*lines, *to_compare(config), _next_line(config, result)]
+
+
+def _best(loss: float, data: DataSaid) -> str:
+    bits = _bits_per_byte(loss, data)
+    if bits is not None:
+        return f"best validation {bits:.4f} bits per byte (val loss {loss:.4f})"
+    return f"best val loss {loss:.4f} (perplexity {si(perplexity(loss))})"
 
 
 def _ending(config: TrainConfig, result: TrainResult) -> str:

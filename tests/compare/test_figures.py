@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def test_a_finished_run_says_what_plan_said(make_run: MakeRun) -> None:
     figures = {figure.name: figure for figure in four_figures(run_facts(open_run(folder)))}
     assert figures["progress"].value == "100 %"
     assert "plan said" in figures
+
+
+def test_a_run_in_a_vocabulary_of_its_own_opens_with_bits_per_byte(make_run: MakeRun) -> None:
+    config = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "batch_size": 8, "max_iters": 100}
+    own = {"folder": "data/fineweb", "tokenizer": "tokenizer.json", "bytes_per_token": 2 / math.log(2)}
+    facts = run_facts(open_run(make_run("own", steps=50, config=config | {"vocab_size": 4096}, dataset=own)))
+    nats, plan = facts.evals[-1].val_loss, planned_loss(facts)
+    assert nats is not None
+    assert plan is not None
+    first, *_, ending = four_figures(facts)
+    assert (first.name, first.value) == ("validation, bits per byte", f"{nats / 2:.4f}")
+    assert f"{nats:.4f} nats per token" in first.words
+    assert f"plan said {plan.value / 2:.2f}" in ending.words, "in the same unit"
 
 
 def test_the_loss_beside_the_projection_is_the_one_plan_prints(real_runs: list[RunLog]) -> None:

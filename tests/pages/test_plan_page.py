@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,19 @@ def test_the_page_says_what_the_command_says(client: TestClient, capsys: pytest.
     assert {key: shown[key] for key in command} == command
 
 
+def test_the_command_to_copy_plans_what_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cards, their number and the data were left out of it."""
+    parser = argparse.ArgumentParser()
+    plan_arguments(parser)
+    site = plan_site(parser.parse_args(["--gpu", "4090+3090", "--nodes", "2", "--data", "openwebtext"]))
+    for asked in ({"batch_size": "4", "hours": "10"}, {"data": "shakespeare", "gpu": "RTX 3060 12GB"}):
+        shown = site.answer(asked)
+        main([*shlex.split(shown["command"])[1:], "--json"])
+        command = json.loads(capsys.readouterr().out)
+        assert {key: shown[key] for key in command} == command
+    assert "\ndataset = 'shakespeare'\n" in shown["config"]
+
+
 def test_what_a_remedy_changes_makes_it_fit_with_the_same_step(client: TestClient) -> None:
     large = {"n_layer": 36, "n_head": 20, "n_embd": 1280, "tokens_per_step": 491520}
     before = ask(client, **large)
@@ -71,6 +85,16 @@ def test_the_curve_ends_where_the_plan_does(client: TestClient) -> None:
     assert shown["curve"]["loss"][-1] == pytest.approx(shown["loss"]["value"])
     assert shown["curve"]["tokens"][-1] == pytest.approx(shown["tokens"])
     assert shown["curve"]["loss"] == sorted(shown["curve"]["loss"], reverse=True)
+
+
+def test_in_another_vocabulary_than_gpt2s_bits_per_byte_come_first_and_the_curve_ends_there(client: TestClient) -> None:
+    """Repeats under strong weight decay cost less; the curve was that of the usual one, in nats."""
+    asked = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "vocab_size": 65, "batch_size": 64}
+    shown = ask(client, data="shakespeare_char", **asked, tokens_per_step=16384, max_iters=2000, weight_decay=1.0)
+    bits = shown["bits_per_byte"]["value"]
+    assert [figure for figure, what, _ in shown["numbers"] if what.startswith("bits per byte")] == [f"{bits:.3f}"]
+    assert (shown["curve"]["loss"][-1], shown["curve_unit"]) == (pytest.approx(bits), "bits per byte")
+    assert ask(client, hours=20)["curve_unit"] == "loss"
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from gptfit.cli import main
 from gptfit.errors import RunError
 from gptfit.logs import large_log
 from gptfit.pages.follow import end_of_whole_lines, news
 from gptfit.pages.live import watch_app
-from gptfit.pages.run_list import Listing, status, summarise
+from gptfit.pages.run_list import Listing, status
 from tests.made_logs import MakeRun, append_events
 
 NANOGPT = "iter 0: loss 4.2, time 10.00ms, mfu -100.00%\niter 1: loss 4.1, time 10.00ms, mfu 1.00%\n"
@@ -200,7 +201,22 @@ def test_the_list_has_bits_per_byte_where_the_vocabulary_is_not_gpt2s(
     header = {"event": "header", "dataset": {"tokenizer": tokenizer, "bytes_per_token": 4.0}}
     found = {"event": "eval", "step": 8, "val_loss": 4 * math.log(2)}
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (header, found)))
-    assert summarise(tmp_path / "run.jsonl")["bits_per_byte"] == pytest.approx(bits)
+    (row,) = Listing(tmp_path).runs()
+    assert row["bits_per_byte"] == pytest.approx(bits)
+
+
+def test_a_list_of_several_tokenizers_is_in_bits_per_byte_and_sorted_by_them(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loss per token is lower with shorter tokens, whatever the model is worth."""
+    for name, tokenizer, length, level in (("usual", "gpt2", 4.0, 0.5), ("own", "tokenizer.json", 2.0, 0.1)):
+        make_run(name, level=level, dataset={"folder": "data/x", "tokenizer": tokenizer, "bytes_per_token": length})
+    assert main(["runs", str(tmp_path), "--sort", "val_loss", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["name"], first["val_loss"] > second["val_loss"]) == ("usual", True)
+    assert first["bits_per_byte"] < second["bits_per_byte"]
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split()[:6] == ["run", "status", "step", "loss", "b/byte", "val"]
 
 
 def test_a_large_log_is_seen_whole_by_a_few_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

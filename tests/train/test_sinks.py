@@ -62,9 +62,15 @@ def test_losses_in_a_vocabulary_of_ones_own_are_said_in_bits_per_byte() -> None:
 
 def test_the_summary_names_the_next_command(small_config: MakeConfig, tmp_path: Path) -> None:
     config = small_config()
-    lines = summary_lines(config, train(config))
+    result = train(config)
+    lines = summary_lines(config, result)
     assert lines[0].startswith("done: step 8 after")
     assert lines[-1] == f"next: gptfit sample {tmp_path / 'out'}"
+    own = DataSaid(tokenizer="tokenizer.json", bytes_per_token=1 / math.log(2))
+    best = f"{result.best_val_loss:.4f}"
+    assert f"best validation {best} bits per byte (val loss {best}) in {tmp_path / 'out' / 'best.pt'}" in summary_lines(
+        config, result, own
+    )
 
 
 def test_the_summary_of_a_run_stopped_early_names_no_file_that_is_not_there(

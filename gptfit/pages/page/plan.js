@@ -14,7 +14,7 @@
   at("theme").addEventListener("click", () => {
     const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
     document.documentElement.dataset.theme = dark ? "light" : "dark";
-    if (last) drawCurve(last.curve);
+    if (last) drawCurve(last.curve, last.curve_unit);
   });
 
   function element(name, text, kind) {
@@ -84,7 +84,7 @@
     drawMemory(plan);
     drawProblems(plan);
     drawExtra();
-    drawCurve(plan.curve);
+    drawCurve(plan.curve, plan.curve_unit);
   }
 
   function drawMemory(plan) {
@@ -144,7 +144,7 @@
     }));
   }
 
-  function drawCurve(curve) {
+  function drawCurve(curve, unit) {
     const box = at("curve");
     box.closest(".card").hidden = curve.tokens.length === 0;
     if (!curve.tokens.length) return;
@@ -159,7 +159,7 @@
       margin: { l: 48, r: 12, t: 8, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: color("--soft") },
       xaxis: Object.assign({ type: "log", title: { text: "tokens", standoff: 6 }, dtick: 1 }, axis),
-      yaxis: Object.assign({ title: { text: "loss", standoff: 6 } }, axis),
+      yaxis: Object.assign({ title: { text: unit, standoff: 6 } }, axis),
       showlegend: false, hovermode: "x unified",
     }, { displayModeBar: false, responsive: true });
   }
