@@ -163,6 +163,8 @@ class Engine:
 
     def begin_step(self, knobs: Knobs) -> None:
         """Put the weights where the step's gradients are to be taken."""
+        if knobs.is_averaged:
+            self.tail.make_room()
         if self.ahead:
             self.ahead.go(knobs.lookahead)
 

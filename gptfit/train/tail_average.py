@@ -23,15 +23,18 @@ class TailAverage:
         self.weights: dict[str, Tensor] = {}
         self.count = 0
 
+    def make_room(self) -> None:
+        """All of its memory, before the update that it is for: where that runs out, no weight has moved."""
+        if not self.weights:
+            self.weights = {name: p.detach().clone() for name, p in self._parameters.items()}
+
     @torch.no_grad()
     def include(self) -> None:
         """The weights as they are now, with the same share as every earlier one."""
+        self.make_room()
         self.count += 1
         for name, p in self._parameters.items():
-            if name in self.weights:
-                self.weights[name].lerp_(p, 1 / self.count)
-            else:
-                self.weights[name] = p.detach().clone()
+            self.weights[name].lerp_(p, 1 / self.count)
 
     def forget(self) -> None:
         self.weights, self.count = {}, 0

@@ -111,6 +111,28 @@ def test_the_average_is_the_mean_of_the_weights_and_is_there_for_the_time_it_is_
         assert torch.equal(mean, last)
 
 
+def test_memory_that_runs_out_where_the_tail_begins_does_no_update_twice(
+    small_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first copy was made after the weights had moved, and the step was tried again."""
+    common = {**MODERN, "average_tail": 0.5, "batch_size": 4, "gradient_accumulation_steps": 1}
+    train(small_config(out_dir=str(tmp_path / "whole"), **common))
+    original, calls = TailAverage.make_room, [0]
+
+    def limited(self: TailAverage) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        original(self)
+
+    monkeypatch.setattr(TailAverage, "make_room", limited)
+    assert train(small_config(out_dir=str(tmp_path / "shrunk"), **common)).micro_batch == 2
+    whole, shrunk = (load_checkpoint(tmp_path / name) for name in ("whole", "shrunk"))
+    assert whole.averaged == shrunk.averaged == 4
+    for name, tensor in whole.average.items():
+        torch.testing.assert_close(shrunk.average[name], tensor, rtol=1e-3, atol=1e-4)
+
+
 def test_what_is_evaluated_sampled_and_exported_is_the_average(small_config: MakeConfig, tmp_path: Path) -> None:
     data = str(make_byte_run(tmp_path / "bytes", 60) / "data")
     out = tmp_path / "run"

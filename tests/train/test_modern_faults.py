@@ -21,7 +21,14 @@ from tests.train.test_faults import (  # noqa: F401
 from tests.train.test_modern_run import RECIPE
 
 # With what is looked up and what is averaged: all state that a fault could spoil.
-WHOLE = {**RECIPE, **SECOND_EDITION, "value_embeddings": "tables", "bigram": True, "lookahead": 0.6}
+WHOLE = {
+    **RECIPE,
+    **SECOND_EDITION,
+    "value_embeddings": "tables",
+    "bigram": True,
+    "lookahead": 0.6,
+    "average_tail": 0.6,
+}
 
 
 @pytest.fixture
