@@ -12,10 +12,9 @@ STOP_SHARE = 0.5  # of the evaluations without a gain: later than the whole cons
 
 def keys_for_epochs(epochs: float, arch: str, evals: int, has_documents: bool) -> dict[str, Any]:
     """The keys of a run that sees its data so often; `evals` is how often it is evaluated."""
-    keys: dict[str, Any] = {"weight_decay": usual_values.WEIGHT_DECAY}
+    keys: dict[str, Any] = {"weight_decay": usual_values.WEIGHT_DECAY, "dropout": usual_values.dropout(epochs)}
     if arch == "modern":
-        keys = {"weight_decay": recipe.WEIGHT_DECAY} | recipe.many_epochs_keys(epochs, has_documents)
-    keys["dropout"] = usual_values.dropout(epochs)
+        keys = {"weight_decay": recipe.WEIGHT_DECAY, "dropout": 0.0} | recipe.many_epochs_keys(epochs, has_documents)
     if keys["dropout"]:
         keys["early_stop_evals"] = max(2, round(STOP_SHARE * evals))
     return keys

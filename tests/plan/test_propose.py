@@ -18,6 +18,7 @@ from gptfit.plan import nearby, speed
 from gptfit.plan import propose as search
 from gptfit.plan.calibration import Calibration, place_for
 from gptfit.plan.candidates import Pace, Wish, candidates
+from gptfit.plan.many_epochs import keys_for_epochs
 from gptfit.plan.propose import TIE, Proposal
 from gptfit.plan.proposed_config import config_of
 from gptfit.plan.resolve import setting_of
@@ -345,8 +346,19 @@ def test_a_proposal_is_the_second_edition_for_its_epochs() -> None:
         assert plan.epochs is not None
         wanted = recipe.second_edition(plan.shape, plan.epochs.value, max_iters=plan.config.max_iters)
         assert {key: getattr(plan.config, key) for key in wanted} == wanted
+        often = recipe.many_epochs_keys(plan.epochs.value, has_documents=True)
+        assert {key: getattr(plan.config, key) for key in often} == often
     assert (few.config.value_embeddings, many.config.value_embeddings) != ("projections", "tables")
     assert many.config.value_embeddings == "projections"
+
+
+@pytest.mark.parametrize("epochs", [1.0, 3.5, 8.0, 30.0])
+def test_what_repeats_bring_to_a_proposal_is_what_they_bring_to_the_recipe(epochs: float) -> None:
+    """Three and a half epochs had the recipe's weight decay and no dropout, thirty had twice its dropout."""
+    found = keys_for_epochs(epochs, "modern", 20, has_documents=True)
+    wanted = {"weight_decay": recipe.WEIGHT_DECAY, "dropout": 0.0} | recipe.many_epochs_keys(epochs, True)
+    assert {key: value for key, value in found.items() if key != "early_stop_evals"} == wanted
+    assert ("early_stop_evals" in found) == (epochs > recipe.MANY_EPOCHS)
 
 
 def test_a_proposal_is_not_contradicted_by_a_rule_of_thumb() -> None:
