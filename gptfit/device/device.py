@@ -279,6 +279,24 @@ def _torch_device(wish: str, local_rank: int | None) -> torch.device:
     return device
 
 
+def missing_code(device: torch.device) -> tuple[str, str] | None:
+    """What is wrong where this torch build cannot run on the card, and the remedy.
+
+    Code of the card's generation runs, of no later version than its own ('sm_86' on 8.9); so does what the driver compiles
+    ('compute_90' on 12.0).
+    """
+    major, minor = torch.cuda.get_device_capability(device)
+    kinds = [name.rstrip("af").partition("_") for name in torch.cuda.get_arch_list()]
+    code = [divmod(int(number), 10) for kind, _, number in kinds if kind == "sm"]
+    compiled_here = [divmod(int(number), 10) for kind, _, number in kinds if kind == "compute"]
+    runs = any(of[0] == major and of[1] <= minor for of in code) or any(of <= (major, minor) for of in compiled_here)
+    if runs or not code:
+        return None
+    is_old = (major, minor) < min(code)
+    who_has = "an older torch build has" if is_old else "pytorch.org/get-started/locally has a build with"
+    return "this torch build has no code for this card", f"{who_has} code for compute capability {major}.{minor}"
+
+
 def _no_cuda(wish: str) -> str:
     """The usual cause first: a CPU-only torch wheel on a machine that has a card."""
     head = f"device = '{wish}' but torch {torch.__version__} sees no CUDA"

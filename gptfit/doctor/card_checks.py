@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gptfit.config.keys import TrainConfig
-from gptfit.device.device import Device, find_device
+from gptfit.device.device import find_device
+from gptfit.device.local_gpu import used_bytes
+from gptfit.device.nvml import context_bytes
 from gptfit.doctor import card_memory, card_numbers, card_runs, card_speed
 from gptfit.doctor.verdict import Verdict
 
-CheckFunction = Callable[[Device], Verdict]
+CheckFunction = Callable[..., Verdict]
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,14 @@ class Check:
     why_not: str = ""
     is_timed: bool = False  # alone, as others would slow it
     one_thread: bool = True  # beside another on a CPU
+    knows_context: bool = False  # is told the bytes that this process takes on a card by being there
 
 
 ALL = (
     Check("build and driver", card_speed.build),
     Check("matrix products", card_speed.products, is_timed=True),
     Check("copies", card_speed.copies, is_timed=True),
-    Check("memory counts", card_memory.counts),
+    Check("memory counts", card_memory.counts, knows_context=True),
     Check("out of memory", card_memory.out_of_memory),
     Check("spilling", card_memory.spilling, kinds=("cuda",), why_not="a CPU's memory is main memory"),
     Check("attention", card_numbers.attention),
@@ -48,4 +51,6 @@ BY_NAME = {check.name: check for check in ALL}
 
 
 def run_check(name: str, config: TrainConfig) -> Verdict:
-    return BY_NAME[name].run(find_device(config))
+    check, used_before = BY_NAME[name], used_bytes()
+    device = find_device(config)
+    return check.run(device, context_bytes(device, used_before, 0)) if check.knows_context else check.run(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import psutil
 import torch
@@ -14,23 +15,29 @@ from gptfit.device.out_of_memory import is_out_of_memory
 from gptfit.doctor.verdict import Verdict
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
+from gptfit.train.batches import Batch
 from gptfit.train.engine import Engine, build_engine, collection_frozen
 from gptfit.units import MIB, gib
 
 PROBE_BYTES = 512 * MIB
 AGREE = 0.05  # of what was asked for
+BYTES_PER_ROW = 32 * 1024  # twice a row's hidden states: two such tensors fill the probe, and a step has many
 STEPS = 200
 GROWTH_BYTES = 8 * MIB  # of caches that fill once
 SMALL = ModelShape(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=256)
 
 
-def counts(device: Device) -> Verdict:
-    """A tensor of known size: what torch says it allocated, what it reserved, and what the system shows."""
+def counts(device: Device, context: int = 0) -> Verdict:
+    """A tensor of known size: what torch says it allocated, what it reserved, and what the system shows.
+
+    `context`: what this process takes on a card by being there, where that is known.
+    """
     before = _shown(device)
     tensor = torch.ones(PROBE_BYTES // 4, device=device.torch_device)
     device.synchronize()
     shown = _shown(device) - before
-    values = {"asked": PROBE_BYTES, "shown": shown, "context": before}
+    empty = context if device.kind == "cuda" else before  # all that is in use on a card may be anybody's
+    values = {"asked": PROBE_BYTES, "shown": shown, "context": empty}
     if device.kind == "cuda":
         values["allocated"] = torch.cuda.memory_allocated(device.torch_device)
         values["reserved"] = torch.cuda.memory_reserved(device.torch_device)
@@ -40,24 +47,28 @@ def counts(device: Device) -> Verdict:
         for name in ("allocated", "reserved", "shown")
         if abs(values.get(name, PROBE_BYTES) / PROBE_BYTES - 1) > AGREE
     ]
-    text = f"{gib(PROBE_BYTES)} asked for, {gib(shown)} shown; a process without a model takes {gib(before)}"
+    text = f"{gib(PROBE_BYTES)} asked for, {gib(shown)} shown"
+    text += f"; a process without a model takes {gib(empty)}" if empty else ""
     if wrong:
         return Verdict("warning", f"{text}: {' and '.join(wrong)} differ", "close other programs and repeat", values)
     return Verdict("ok", text, values=values)
 
 
 def out_of_memory(device: Device) -> Verdict:
-    """Capped at a little more than it has, it must run out, free what it had, and go on."""
-    limit = PROBE_BYTES + (_data_bytes() if device.kind == "cpu" else 0)
+    """A training step too large for a cap must run out; the next one must need what it needs in a fresh process."""
+    engine = _small_engine(device)
+    small, large = (_batch(device, rows) for rows in (4, PROBE_BYTES // BYTES_PER_ROW))
+    _steps(engine, small, 1)  # the optimizer's state is there
+    fresh = _peak_of_step(engine, small)
+    limit = PROBE_BYTES + (_data_bytes() if device.kind == "cpu" else fresh)
     device.limit_memory(limit)
-    kept: list[Tensor] = []
-    ran_out = _fill(device, kept, 4 * PROBE_BYTES)
-    kept.clear()
+    ran_out = _refused(lambda: _steps(engine, large, 1))
+    engine.forget_gradients()
     gc.collect()
     device.release_memory()
-    left = torch.cuda.memory_allocated(device.torch_device) if device.kind == "cuda" else 0
-    works = _fill(device, kept, PROBE_BYTES // 4) is None
-    values = {"limit": limit, "error": ran_out, "left": left}
+    refused = _refused(lambda: _steps(engine, small, 1))
+    afterwards = 0 if refused else _peak_of_step(engine, small)
+    values = {"limit": limit, "error": ran_out, "fresh": fresh, "afterwards": afterwards}
     if ran_out is None:
         return Verdict(
             "error",
@@ -65,9 +76,13 @@ def out_of_memory(device: Device) -> Verdict:
             "please report card.json",
             values,
         )
-    if left or not works:
+    if refused or afterwards > (1 + AGREE) * fresh:
         return Verdict("error", "memory stays taken after running out", "please report card.json", values)
-    return Verdict("ok", f"at a cap of {gib(PROBE_BYTES)} more it ran out, freed everything and went on", values=values)
+    return Verdict(
+        "ok",
+        f"at a cap of {gib(PROBE_BYTES)} more a step ran out, gave back what it took and the next went on",
+        values=values,
+    )
 
 
 def spilling(device: Device) -> Verdict:
@@ -93,8 +108,7 @@ def spilling(device: Device) -> Verdict:
 def growth(device: Device) -> Verdict:
     """Two hundred steps with activations checkpointed, which leave cyclic objects, and the collector off as in a run."""
     engine = _small_engine(device)
-    ids = torch.randint(SMALL.vocab_size, (4, SMALL.block_size), device=device.torch_device)
-    batch = (ids, ids.clone())
+    batch = _batch(device, 4)
     with collection_frozen():
         _steps(engine, batch, STEPS // 4)
         gc.collect()
@@ -124,7 +138,19 @@ def _small_engine(device: Device) -> Engine:
     return build_engine(config, SMALL, device)
 
 
-def _steps(engine: Engine, batch: tuple[Tensor, Tensor], count: int) -> None:
+def _batch(device: Device, rows: int) -> Batch:
+    ids = torch.randint(SMALL.vocab_size, (rows, SMALL.block_size), device=device.torch_device)
+    return ids, ids.clone()
+
+
+def _peak_of_step(engine: Engine, batch: Batch) -> int:
+    """What torch allocates on a card for it; nothing on a CPU, whose allocator keeps what was freed."""
+    engine.device.reset_peak_memory()
+    _steps(engine, batch, 1)
+    return engine.device.peak_memory_bytes() if engine.device.kind == "cuda" else 0
+
+
+def _steps(engine: Engine, batch: Batch, count: int) -> None:
     for _ in range(count):
         loss = engine.forward_micro_step(batch, is_last=True)
         engine.backward_micro_step(loss, 1)
@@ -133,10 +159,19 @@ def _steps(engine: Engine, batch: tuple[Tensor, Tensor], count: int) -> None:
 
 def _fill(device: Device, kept: list[Tensor], upto: int) -> str | None:
     """Take memory piece by piece; how it was refused, or None."""
-    try:
+
+    def take() -> None:
         while sum(tensor.nbytes for tensor in kept) < upto:
             kept.append(torch.ones(PROBE_BYTES // 32, device=device.torch_device))
             device.synchronize()
+
+    return _refused(take)
+
+
+def _refused(action: Callable[[], None]) -> str | None:
+    """How memory was refused to it, or None."""
+    try:
+        action()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

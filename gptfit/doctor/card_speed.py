@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from gptfit.device.device import Device, has_nvidia_driver, is_wsl
+from gptfit.device.device import Device, has_nvidia_driver, is_wsl, missing_code
 from gptfit.device.local_gpu import used_bytes
 from gptfit.device.nvml import card_readings, driver_version
 from gptfit.doctor.verdict import Verdict
@@ -34,10 +34,8 @@ def build(device: Device) -> Verdict:
     system = "WSL2" if is_wsl() else "Windows (WDDM)" if sys.platform == "win32" else "Linux"
     values = {"capability": f"{major}.{minor}", "uuid": uuid, "driver": driver_version(), "system": system}
     text = f"{built}, driver {values['driver'] or 'unknown'}, compute capability {major}.{minor}, {system}"
-    # Code of the same major version runs; PTX of an older one is compiled at first use.
-    numbers = [int(name[3:].rstrip("af")) for name in torch.cuda.get_arch_list() if name.startswith("sm_")]
-    if numbers and not any(n // 10 == major and n % 10 <= minor for n in numbers):
-        return Verdict("error", f"{text}: no code for this card in this build", f"another torch: {INSTALL}", values)
+    if problem := missing_code(device.torch_device):
+        return Verdict("error", f"{text}: {problem[0]}", problem[1], values)
     known = used_bytes()
     if known and uuid not in known:
         remedy = "set CUDA_DEVICE_ORDER=PCI_BUS_ID and name the card in CUDA_VISIBLE_DEVICES by its UUID"

@@ -15,7 +15,7 @@ from gptfit.checkpoint.store import make_run_folder
 from gptfit.config.keys import TrainConfig
 from gptfit.dataset import data_folder, read_dataset
 from gptfit.device.compiler import find_compile_problem
-from gptfit.device.device import Device, find_device, has_bf16, has_nvidia_driver
+from gptfit.device.device import Device, find_device, has_bf16, has_nvidia_driver, missing_code
 from gptfit.device.nvml import driver_version
 from gptfit.errors import GptfitError, Level, Problem
 from gptfit.plan.memory import predict
@@ -78,10 +78,8 @@ def _card(device: Device) -> Problem:
     """The card, its driver, and whether this torch build has code for it."""
     major, minor = torch.cuda.get_device_capability(device.torch_device)
     text = f"{device.name}, compute capability {major}.{minor}, driver {driver_version() or 'unknown'}"
-    # 'sm_86' -> 86; newer cards run older code through PTX, older cards run nothing.
-    built_for = [int(name[3:]) for name in torch.cuda.get_arch_list() if name[:3] == "sm_" and name[3:].isdecimal()]
-    if built_for and 10 * major + minor < min(built_for):
-        return Problem("error", "device", f"{text}: too old for this torch build", "install an older torch build")
+    if problem := missing_code(device.torch_device):
+        return Problem("error", "device", f"{text}: {problem[0]}", problem[1])
     return Problem("ok", "device", text)
 
 

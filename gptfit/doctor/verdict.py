@@ -19,6 +19,9 @@ class Verdict:
     remedy: str = ""
     values: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        assert self.remedy or self.level in ("ok", "skipped"), f"{self.text}: what to do?"
+
 
 def worst(errors: Iterable[float]) -> float:
     """The largest; not a number where one of them is none, which `max` would lose.

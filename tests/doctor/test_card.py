@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ import torch
 from gptfit import measured
 from gptfit.cli import main
 from gptfit.config.keys import TrainConfig
+from gptfit.data.token_files import open_split
+from gptfit.dataset import read_dataset
 from gptfit.device.device import Device, find_device
-from gptfit.doctor import card, card_checks, card_memory, card_numbers, card_runs, card_speed
+from gptfit.device.processes import ALONE
+from gptfit.doctor import card, card_checks, card_memory, card_numbers, card_runs, card_speed, checks
 from gptfit.doctor.calibrate import measure_pieces
 from gptfit.doctor.card import CardReport, examine_card
 from gptfit.doctor.pieces import saved_bytes
@@ -21,10 +25,12 @@ from gptfit.doctor.verdict import Verdict
 from gptfit.errors import DeviceError
 from gptfit.plan.calibration import newest
 from gptfit.shape import ModelShape
+from gptfit.train.evaluation import Evaluator
 from gptfit.tune.trial_process import Ended
 from gptfit.verbs import doctor
 from tests import cuda_stand_in
 from tests.cuda_stand_in import Card, install
+from tests.forking import fork
 
 CPU = TrainConfig(device="cpu", dtype="float32", compile=False)
 
@@ -129,12 +135,69 @@ def on_card() -> Device:
     return find_device(TrainConfig(device="cuda", dtype="bfloat16"))
 
 
-def test_a_build_without_code_for_the_card_is_a_problem_and_one_with_it_is_not(nvidia: Card) -> None:
-    assert card_speed.build(on_card()).level == "ok", "sm_86 runs on a card of 8.9"
-    nvidia.capability = (12, 0)
-    verdict = card_speed.build(on_card())
-    assert (verdict.level, "no code for this card" in verdict.text) == ("error", True)
-    assert "pytorch.org" in verdict.remedy
+@pytest.mark.parametrize(
+    ("capability", "built_for", "remedy"),
+    [
+        ((8, 9), ["sm_80", "sm_86", "sm_90"], None),
+        ((12, 0), ["sm_90", "compute_90"], None),  # which the driver compiles
+        ((9, 0), ["sm_90a"], None),
+        ((12, 0), ["sm_80", "sm_86", "sm_90"], "pytorch.org/get-started/locally has a build"),
+        ((6, 1), ["sm_75", "sm_80"], "an older torch build has code for compute capability 6.1"),
+    ],
+)
+def test_a_build_without_code_for_the_card_is_a_problem_for_both_doctors(
+    nvidia: Card, capability: tuple[int, int], built_for: list[str], remedy: str | None
+) -> None:
+    """A new card with an old build was ready to train by `doctor` alone."""
+    nvidia.capability, nvidia.built_for = capability, built_for
+    verdict, problem = card_speed.build(on_card()), checks._card(on_card())
+    assert verdict.level == problem.level == ("error" if remedy else "ok")
+    assert remedy is None or (verdict.remedy == problem.fix and verdict.remedy.startswith(remedy))
+
+
+def test_a_context_is_what_this_process_takes_and_not_all_that_is_in_use(
+    nvidia: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has a GiB of this card."""
+    nvidia.has_context = False
+    monkeypatch.setattr(card_memory.torch, "ones", lambda *_, **__: None)
+    monkeypatch.setattr(card_memory.torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(Device, "synchronize", lambda self: None)
+    verdict = card_checks.run_check("memory counts", TrainConfig(device="cuda", dtype="bfloat16"))
+    assert verdict.values["context"] == nvidia.context
+    assert "a process without a model takes 512 MiB" in verdict.text
+
+
+def test_the_last_batch_of_a_compiled_models_evaluation_is_smaller(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs: list[TrainConfig] = []
+    windows: list[int] = []
+
+    def look(config: TrainConfig, reporter: object) -> None:
+        file = open_split(read_dataset(Path(config.dataset)), "val", config.block_size, card_runs.VOCAB_SIZE)
+        evaluator = Evaluator(config, {}, {"val": file}, SimpleNamespace(processes=ALONE))  # type: ignore[arg-type]
+        windows.append(len(evaluator._fixed_starts("val")))
+        configs.append(config)
+        raise StopIteration
+
+    monkeypatch.setattr(card_runs, "train", look)
+    for name in ("gpt2", "modern"):
+        with pytest.raises(StopIteration):
+            card_runs._compile_and_compare(cpu, card_runs.VARIANTS[name])
+    assert all(count % config.batch_size for count, config in zip(windows, configs, strict=True)), windows
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a CPU's memory is limited as Linux does it")
+def test_a_step_of_this_cpu_runs_out_at_the_cap_and_the_next_goes_on() -> None:
+    program = (
+        "from gptfit.config.keys import TrainConfig\n"
+        "from gptfit.doctor import card_checks, card_memory\n"
+        "card_memory.PROBE_BYTES = 2**27\n"
+        "print(card_checks.run_check('out of memory', TrainConfig(device='cpu', dtype='float32')))\n"
+    )
+    output, errors = fork(program).communicate()
+    assert output.startswith("Verdict(level='ok', text='at a cap of 128 MiB more a step ran out"), output + errors
 
 
 def test_a_card_that_nvml_does_not_know_by_its_identity_is_a_warning(
@@ -156,6 +219,8 @@ def test_every_check_says_why_it_is_skipped_and_what_to_do_where_it_fails(cpu: D
     for check in card_checks.ALL:
         assert set(check.kinds) >= {"cuda"}, check.name
         assert check.why_not or "cpu" in check.kinds, check.name
+    with pytest.raises(AssertionError, match="what to do"):
+        Verdict("warning", "memory grows")
 
 
 def test_the_screen_is_80_columns_wide_and_no_word_is_cut(

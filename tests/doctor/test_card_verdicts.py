@@ -24,7 +24,9 @@ from gptfit.doctor.card import CardLine, CardReport
 from gptfit.doctor.verdict import Verdict
 from gptfit.gpus import find
 from gptfit.model.cache import LayerCache
-from gptfit.plan.calibration import newest
+from gptfit.plan.calibration import memory_of, newest
+from gptfit.plan.setting import Setting
+from gptfit.plan.speed import from_calibration
 from gptfit.tune.trials import Machine
 from gptfit.units import GIB, MIB
 from tests.cuda_stand_in import Card, install
@@ -79,8 +81,23 @@ def test_counts_of_memory_that_disagree_are_a_warning(cpu: Device, monkeypatch: 
 
 def test_a_cap_that_does_not_hold_is_a_problem(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "limit_memory", lambda self, limit: None)
+    monkeypatch.setattr(card_memory, "PROBE_BYTES", MIB)  # it is really computed
     verdict = card_memory.out_of_memory(cpu)
     assert (verdict.level, "running out is not noticed" in verdict.text) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("refused_again", "afterwards", "level"),
+    [(None, 100, "ok"), (None, 120, "error"), ("CUDA out of memory", 0, "error")],
+)
+def test_after_running_out_a_step_must_need_what_it_needed_before(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch, refused_again: str | None, afterwards: int, level: str
+) -> None:
+    refusals, peaks = iter(["CUDA out of memory", refused_again]), iter([100, afterwards])
+    monkeypatch.setattr(Device, "limit_memory", lambda self, limit: None)
+    monkeypatch.setattr(card_memory, "_refused", lambda action: next(refusals))
+    monkeypatch.setattr(card_memory, "_peak_of_step", lambda engine, batch: next(peaks))
+    assert card_memory.out_of_memory(cpu).level == level
 
 
 @pytest.mark.parametrize(("error", "level"), [(None, "error"), ("CUDA out of memory", "ok")])
@@ -173,11 +190,17 @@ def test_two_processes_that_fail_say_their_last_word(cpu: Device, monkeypatch: p
     assert card_runs.two_processes(cpu).level == "ok"
 
 
-@pytest.mark.parametrize(("missed", "level"), [(0.05, "ok"), (0.5, "warning")])
-def test_two_short_runs_are_held_against_the_calibrated_plan(
-    monkeypatch: pytest.MonkeyPatch, missed: float, level: str
+@pytest.mark.parametrize(
+    ("slower", "larger", "level"), [(1.05, 1.0, "ok"), (1.5, 1.0, "warning"), (1.0, 1.3, "warning")]
+)
+def test_two_short_runs_must_be_in_the_ranges_of_the_calibrated_plan(
+    monkeypatch: pytest.MonkeyPatch, slower: float, larger: float, level: str
 ) -> None:
-    row = {"speed_error": missed, "memory_error": 0.01}
+    setting = Setting(card.CHECKED, 2, accumulation=4, dtype="float32", compile=False)
+    speed, memory = from_calibration(setting, made()).tokens_per_s, memory_of(setting, made()).device
+    seconds = setting.tokens_per_step / speed.value * slower
+    row = card._against_plan(setting, made(), seconds, memory.value * larger)
+    assert row["speed_error"] == pytest.approx(slower - 1)
     monkeypatch.setattr(card, "_short_run", lambda *_: row)
     line = card._plan_against_runs(CPU, machine(), made(), lambda stage: None)
     assert (line.verdict.level, len(line.verdict.values["runs"])) == (level, 2)
