@@ -13,7 +13,7 @@ import torch
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device import compiler
-from gptfit.device.device import find_device
+from gptfit.device.device import Device, find_device
 from gptfit.logs.events import Event, Message, Step
 from gptfit.model.head import fused_losses
 from gptfit.train import engine as engine_module
@@ -235,6 +235,17 @@ def test_a_failed_start_of_the_compiler_says_what_to_install(
     problem = compiler.find_compile_problem(find_device(TrainConfig(device="cpu")))
     assert problem is not None
     assert problem.endswith(remedy)
+
+
+@pytest.mark.parametrize(("platform", "remedy"), [("win32", "pip install triton-windows"), ("linux", "CUDA build")])
+def test_a_card_without_triton_says_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, platform: str, remedy: str
+) -> None:
+    monkeypatch.setattr(compiler.sys, "platform", platform)
+    monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+    problem = compiler.find_compile_problem(Device(torch.device("cuda"), "a card", "bfloat16"))
+    assert problem is not None
+    assert remedy in problem
 
 
 def test_memory_that_runs_out_while_compiling_is_no_compile_problem(

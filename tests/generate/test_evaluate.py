@@ -6,6 +6,7 @@ import errno
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,26 @@ def make_byte_run(folder: Path, n_val: int, arch: str = "gpt2") -> Path:
 def val_tokens(opened: LoadedModel) -> torch.Tensor:
     assert opened.data is not None
     return torch.from_numpy(np.fromfile(opened.data.folder / "val.bin", dtype=np.uint16).astype(np.int64))
+
+
+def test_the_loss_is_computed_with_all_digits_where_training_rounds_its_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_model(str(make_byte_run(tmp_path, 40)))
+    real, rounds = exact_loss._losses, []
+
+    def look(*args: Any) -> Any:
+        rounds.append(torch.backends.cuda.matmul.allow_tf32)
+        return real(*args)
+
+    monkeypatch.setattr(exact_loss, "_losses", look)
+    assert opened.data is not None
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        split_loss(opened, opened.data)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert set(rounds) == {False}
 
 
 @pytest.mark.parametrize("arch", ARCHES)
