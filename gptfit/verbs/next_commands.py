@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
@@ -33,6 +33,7 @@ MANY_TIMES = 40.0  # epochs; a model gains nothing from what it has read so ofte
 PLACE = {"--gpu": None, "--vram": None, "--data": None, "--host-memory": None} | {
     "--gpus": 1, "--nodes": 1, "--network": None
 }  # fmt: skip
+ASKED = {"--watts": None, "--program": "gptfit"}
 WISH = {"--hours": None, "--block_size": None, "--only": None, "--watts": None}
 FIRST_CONFIG = "configs/mine.py"
 CONFIG_FOLDERS = (".", "configs", "config")  # the last is nanoGPT's
@@ -44,16 +45,20 @@ LEAST_STEPS, MOST_STEPS = 50, 2000
 
 
 def to_propose(data: str | Path, column: str = "text", gpu: str | None = None) -> list[str]:
+    is_known = gpu or _is_this_machine_timed()
+    card = gpu or (None if is_known else EXAMPLE_CARD)
+    words = ["gptfit", "propose", *(["--gpu", card] if card else []), "--data", data, *_column(column), "--hours", 12]
+    doubt = f"no card here: name yours instead of the {EXAMPLE_CARD}, or `--gpu cpu` for this machine"
+    return [*([] if is_known else [doubt]), NEXT + command(words)]
+
+
+def _is_this_machine_timed() -> bool:
     """On a machine without a card, whose CPU nobody timed, hours mean something for a card only."""
     from gptfit import measured
     from gptfit.device.local_gpu import local_gpu
 
     known = measured.read()
-    is_timed = gpu or local_gpu() or known.speeds or known.devices
-    card = gpu or (None if is_timed else EXAMPLE_CARD)
-    words = ["gptfit", "propose", *(["--gpu", card] if card else []), "--data", data, *_column(column), "--hours", 12]
-    doubt = f"no card here: name yours instead of the {EXAMPLE_CARD}, or `--gpu cpu` for this machine"
-    return [*([] if is_timed else [doubt]), NEXT + command(words)]
+    return bool(local_gpu() or known.speeds or known.devices)
 
 
 def after_plan(args: argparse.Namespace, plan: Plan) -> str:
@@ -79,10 +84,16 @@ def after_plan(args: argparse.Namespace, plan: Plan) -> str:
         return "next, with text of your own: " + command(["gptfit", *words])
     elif not args.configs and plan.epochs and plan.epochs.value > MANY_TIMES:
         return "\n".join(to_propose(trained_on, gpu=args.gpu))
-    if plan.seconds is None:
-        return NEXT + _of_config("tune", args, more)
-    is_long = plan.seconds.value > WORTH_TUNING_S
-    return NEXT + _of_config("tune" if is_long else "train", args, more)
+    return NEXT + _of_config("tune" if _is_long(plan) else "train", args, more)
+
+
+def _is_long(plan: Plan) -> bool:
+    return plan.seconds is None or plan.seconds.value > WORTH_TUNING_S
+
+
+def same_plan(args: argparse.Namespace, keys: Sequence[str]) -> str:
+    """The command for the plan of these arguments and keys."""
+    return command(["gptfit", "plan", *_place(args), *_given(args, ASKED), *keys])
 
 
 def after_tune(args: argparse.Namespace, written: Path | None) -> str:
@@ -117,8 +128,7 @@ def after_propose(choice: Proposal, wish: Wish, written: Path) -> list[str]:
         commands.append(command(_prepare(wish.source, wish.column, f"data/{data}", tokenizer)))
     elif _is_unprepared(wish.data):
         commands.append(f"gptfit prepare SOURCE --out data/{data}  (SOURCE: its Parquet files)")
-    seconds = choice.plan.seconds
-    if seconds is None or seconds.value <= WORTH_TUNING_S:
+    if not _is_long(choice.plan):
         return [*commands, command(["gptfit", "train", written])]
     return [*commands, command(["gptfit", "tune", written]), command(["gptfit", "train", written, "--batch_size=auto"])]
 
@@ -134,8 +144,21 @@ def after_prepare(info: DatasetInfo) -> list[str]:
         return [NEXT + command(["gptfit", "train", *words, *_fine_tuning_steps(info)])]
     waiting = list(islice(_configs_for(info.folder), 2))
     if len(waiting) == 1:
-        return [NEXT + command(["gptfit", "train", waiting[0]])]
+        return [NEXT + _begin(waiting[0])]
     return to_propose(info.folder)
+
+
+def _begin(config: Path) -> str:
+    """As the plan of it on this machine's card says: `tune` before a long run."""
+    from gptfit.verbs.make_plan import make_plan, plan_arguments
+
+    parser = argparse.ArgumentParser()
+    plan_arguments(parser)
+    args = parser.parse_args([str(config), *([] if _is_this_machine_timed() else ["--gpu", EXAMPLE_CARD])])
+    with suppress(GptfitError):
+        plan, _ = make_plan(args)
+        return _of_config(("tune" if _is_long(plan) else "train") if plan.runs else "plan", args, [])
+    return _of_config("train", args, [])
 
 
 def after_train(config: TrainConfig) -> str:
@@ -205,7 +228,7 @@ def _place(args: argparse.Namespace) -> list[str]:
     return _given(args, PLACE) + (_column(args.text_column) if args.data else [])
 
 
-def _given(args: argparse.Namespace, options: Mapping[str, int | None]) -> list[str]:
+def _given(args: argparse.Namespace, options: Mapping[str, object]) -> list[str]:
     """Those that were typed, as they were."""
     found = {name: getattr(args, name.strip("-").replace("-", "_"), usual) for name, usual in options.items()}
     typed = {name: f"{value:g}" if isinstance(value, float) else f"{value}" for name, value in found.items()}

@@ -181,6 +181,7 @@ def test_a_long_run_is_tuned_first_and_takes_what_was_found(here: Path, say: Say
     assert _next(say(f"{config} --batch_size=8")) == [
         "gptfit tune mine.py --gradient_accumulation_steps=64 --batch_size=8"
     ]
+    assert _next(say("gptfit inspect data/a")) == ["gptfit tune mine.py"], "two months, and it is the one config for it"
     short = "--max_iters=20 --lr_decay_iters=20 --warmup_iters=2"
     assert _next(say(f"{config} --batch_size=8 {short}"))[0].startswith("gptfit train mine.py ")
     args = argparse.Namespace(configs=["a.py", "b.py"], overrides=["--batch_size=4", "--seed=2"], recipe="modern")
