@@ -332,7 +332,7 @@ def test_ctrl_c_keeps_what_is_written(shared: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sources"
     folder.mkdir()
     for i in range(12):
-        (folder / f"{i}.parquet").symlink_to(shared / "data" / "web_mdn.parquet")
+        (folder / f"{i}.parquet").symlink_to(shared / "data" / "web_usgov.parquet")
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         out = tmp_path / signal_number.name
         process = fork(gptfit_program(["prepare", str(folder), "--out", str(out)]))

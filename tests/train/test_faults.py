@@ -246,17 +246,17 @@ def test_a_process_with_a_hard_memory_limit_runs_out_recovers_and_finishes(
 ) -> None:
     import resource
 
-    limit = 3 * 1024**3
+    limit = 2 * 1024**3
 
     def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    # 64 x 128 tokens x 40,000 ids x 4 bytes are 1.3 GB of logits, and the loss needs them several times.
+    # 64 x 128 tokens x 20,000 ids x 4 bytes are 0.7 GB of logits, and the loss needs them several times.
     config = small_config(
         batch_size=64,
         block_size=128,
         gradient_accumulation_steps=1,
-        vocab_size=40_000,
+        vocab_size=20_000,
         chunked_loss=False,
         max_iters=1,
         warmup_iters=1,
