@@ -12,7 +12,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/pytest -q -n 3 --dist loadgroup -m "not slow"
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
