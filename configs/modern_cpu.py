@@ -1,7 +1,7 @@
 # A small modern model of bytes, for a laptop without a GPU
 # prepare text first: gptfit prepare TEXT.parquet --tokenizer bytes --out data/bytes
 # 852.4k parameters as nanoGPT counts them (vocabulary 257), 5.70M FLOPs per token
-# 16 rows x 128 tokens x 1 micro-steps = 2,048 tokens per step
+# 16 rows x 128 tokens x 1 micro-step = 2,048 tokens per step
 # 400 steps x 2,048 = 819.2k tokens, 1.0 per parameter
 
 # model

@@ -111,7 +111,7 @@ def propose(
 ) -> Proposals:
     """The config with the lowest expected loss for this data, GPU and time, with alternatives.
 
-    `only` is 'nanogpt' (what stock nanoGPT trains), 'gpt2' or 'modern'; the lowest loss of all otherwise. `write` names a config file to make of the choice.
+    `only` is 'nanogpt' (what stock nanoGPT trains), 'gpt2', 'modern' or 'weights' (GPT-2's own, tuned); the lowest loss of all otherwise. `write` names a config file to make of the choice.
     """
     from gptfit.verbs import propose as verb
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptfit.config.keys import GROUPS, KEYS, TrainConfig
-from gptfit.units import duration, si
+from gptfit.units import duration, plural, si
 
 GPTFIT_ONLY = "gptfit only; stock nanoGPT ignores it"
 
@@ -34,7 +34,7 @@ def _arithmetic(config: TrainConfig, vocab_size: int | None) -> list[str]:
     )
     return [
         f"{si(shape.parameters)} parameters as nanoGPT counts them ({vocabulary}), {si(shape.flops_per_token)} FLOPs per token",
-        f"{config.batch_size} rows x {config.block_size} tokens x {config.accumulation()} micro-steps = {tokens:,} tokens per step",
+        f"{config.batch_size} rows x {config.block_size} tokens x {plural(config.accumulation(), 'micro-step')} = {tokens:,} tokens per step",
         (
             f"{config.max_iters:,} steps x {tokens:,} = {si(config.max_iters * tokens)} tokens, "
             f"{config.max_iters * tokens / shape.parameters:.1f} per parameter"

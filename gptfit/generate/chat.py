@@ -25,7 +25,9 @@ def check_chat(opened: LoadedModel) -> list[str]:
         )
     if opened.data is not None and opened.data.chat:
         return []
-    return ["not trained on conversations, so it continues rather than answers; docs/chat.md says how to teach it"]
+    return [
+        "not trained on conversations, so it continues rather than answers; to teach it: `gptfit prepare --chat FILE`"
+    ]
 
 
 def answer(opened: LoadedModel, turns: Sequence[Turn], tokens: int, picking: Picking) -> Iterator[str]:

@@ -225,6 +225,8 @@ def _matmul(plan: Plan) -> Iterator[Problem]:
 
 def _step(plan: Plan) -> Iterator[Problem]:
     low, high = usual_values.usual_tokens_per_step(plan.shape.parameters)
+    better = usual_values.tokens_per_step(plan.shape.parameters, plan.tokens)
+    low, high = min(low, better), max(high, better)  # a short run takes smaller steps
     if plan.shape.arch == "modern":
         least = recipe.least_tokens_per_step(plan.shape.n_embd, plan.shape.vocab_size, plan.gpu is None)
         low = min(low, recipe.tokens_per_step(plan.tokens, least))  # what the recipe itself would take
@@ -237,7 +239,7 @@ def _step(plan: Plan) -> Iterator[Problem]:
         "warning",
         key,
         f"{count(tokens)} tokens per step is {side} for {si(plan.shape.parameters)} parameters",
-        f"use about {count(usual_values.tokens_per_step(plan.shape.parameters, plan.tokens))}",
+        f"use about {count(better)}",
     )
 
 

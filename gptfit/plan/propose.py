@@ -7,7 +7,7 @@ from functools import partial
 
 from gptfit.config.keys import NANOGPT_VOCAB_SIZE, TrainConfig
 from gptfit.config.start_model import known_shape
-from gptfit.errors import DeviceError
+from gptfit.errors import DataError, DeviceError
 from gptfit.measured import Measurements
 from gptfit.plan.candidates import Pace, PlannedRun, Wish, candidates, fits_surely, runs_of
 from gptfit.plan.check import SMALLER_IS_BETTER
@@ -19,12 +19,14 @@ from gptfit.plan.result import DataFacts, Plan
 from gptfit.plan.setting import Setting
 from gptfit.plan.speed import Speed
 from gptfit.plan.vocabulary import own_vocabularies
+from gptfit.units import si
 
 OWN_GAIN = 0.01  # of the loss, that a vocabulary of one's own must bring: nobody else's model and data share it
 TIE = 0.003  # of the lowest loss: closer ones cannot be told apart, and the quicker run is the better one
 LITTLE_TOKENS = 100e6  # GPT-2's weights, which have read 40 GB, are worth a look below
 TUNING_EPOCHS, TUNING_ITERS = 3.0, 20  # at most, at least: nanoGPT tunes on Shakespeare for 20
 MUCH_FASTER, MUCH_LONGER = 1 / 3, 3.0
+WEIGHTS = "weights"  # in the place of a recipe: GPT-2's own, tuned
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Proposals:
 def propose(wish: Wish, measurements: Measurements | None = None) -> Proposals:
     """The lowest expected loss first; alternatives that cost less, give more, or run elsewhere."""
     pace = Pace(wish, partial(_speed, wish=wish, measurements=measurements))
+    if wish.recipes == (WEIGHTS,):
+        return _only_weights(wish, pace, measurements)
     finish = partial(_finish, pace=pace, measurements=measurements)
     found = candidates(wish, pace)
     if not found:
@@ -139,6 +143,16 @@ def _plain(wish: Wish, best: PlannedRun, pace: Pace) -> PlannedRun | None:
         return None
     found = candidates(replace(wish, only_nanogpt_keys=True, recipes=("gpt2",)), pace)
     return _best(found) if found else None
+
+
+def _only_weights(wish: Wish, pace: Pace, measurements: Measurements | None) -> Proposals:
+    tuned = _tuned(wish, pace, measurements)
+    if tuned is None:
+        raise DataError(
+            f"GPT-2's weights are for less than {si(LITTLE_TOKENS)} tokens of text that can be read in the time",
+            fix="leave --only out: a model of this text's own is better",
+        )
+    return Proposals(replace(tuned, title="choice"), (), 1)
 
 
 def _tuned(wish: Wish, pace: Pace, measurements: Measurements | None) -> Proposal | None:

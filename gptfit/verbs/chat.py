@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
     parser.add_argument("--top-k", type=int, default=200, help="draw from the k likeliest; 0 for all (default 200)")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest that reach this probability together")
-    parser.add_argument("--seed", type=int, default=1337)
+    parser.add_argument("--seed", type=int, default=1337, help="of the draws (default 1337)")
     parser.add_argument("--data", metavar="DIR", help="data folder, when the checkpoint does not find it")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     # For `gptfit watch`: questions and answers as lines of JSON.
     parser.add_argument("--lines", action="store_true", help=argparse.SUPPRESS)
 

@@ -16,7 +16,7 @@ from gptfit.errors import UsageError
 from gptfit.measured import Measurements
 from gptfit.plan.calibration import newest
 from gptfit.plan.candidates import Wish
-from gptfit.plan.propose import Proposal, Proposals, cpu_not_timed, propose
+from gptfit.plan.propose import WEIGHTS, Proposal, Proposals, cpu_not_timed, propose
 from gptfit.plan.vocabulary import SIZES
 from gptfit.units import GIB, duration, si
 from gptfit.verbs.common import card_arguments, check_new_config, print_json, write_config
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--only",
-        choices=("nanogpt", *RECIPES),
-        help="nanogpt: only what stock nanoGPT trains; gpt2 or modern: only that recipe (default: the lowest loss)",
+        choices=("nanogpt", *RECIPES, WEIGHTS),
+        help="nanogpt: what stock nanoGPT trains; gpt2 or modern: that recipe; weights: GPT-2's own, tuned (default: lowest loss)",
     )
     parser.add_argument("--write", metavar="FILE.py", help="write the choice as a config file")
 

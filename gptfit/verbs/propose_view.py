@@ -93,13 +93,15 @@ def reasons(proposals: Proposals, wish: Wish) -> list[str]:
     plan = proposals.choice.plan
     ratio = plan.tokens / plan.shape.tied_parameters
     epochs = plan.epochs.value if plan.epochs else 0.0
-    if plan.seconds and plan.seconds.high < 0.9 * 3600 * wish.hours:
+    if plan.config.init_from != "scratch":
+        lines = [f"GPT-2's weights, which have read 40 GB, read this text {epochs:.1f} times, at a small rate"]
+    elif plan.seconds and plan.seconds.high < 0.9 * 3600 * wish.hours:
         data = f"{epochs:.0f} epochs of {si(wish.data.tokens.value)} tokens"
         lines = [f"the data decides: {data}; neither more epochs nor a larger model would help"]
     else:
         fresh = "all fresh" if epochs <= 1 else f"{epochs:.1f} epochs, repeats counted by the law"
         lines = [
-            f"{ratio:.0f} tokens per parameter in the time, {fresh}",
+            f"{ratio:.{0 if ratio > 1 else 2}f} tokens per parameter in the time, {fresh}",
             "a larger model would see too few tokens, a smaller one cannot use more",
         ]
     if plan.config.dropout:
@@ -109,7 +111,7 @@ def reasons(proposals: Proposals, wish: Wish) -> list[str]:
         )
     tuned = next((row.plan.loss for row in proposals.alternatives if row.plan.config.init_from != "scratch"), None)
     if tuned and plan.loss and _is_lower(tuned, plan.loss):
-        lines.append("from scratch; GPT-2's weights, which have read 40 GB, would probably end lower")
+        lines.append("from scratch; GPT-2's weights, which have read 40 GB, would probably end lower: --only weights")
     if plan.shape.arch == "modern":
         lines.append("the modern recipe has the lower loss; --only nanogpt proposes what stock nanoGPT trains")
     if proposals.choice.vocabulary and plan.data:

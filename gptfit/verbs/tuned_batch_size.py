@@ -10,6 +10,7 @@ from gptfit.config.keys import TrainConfig
 from gptfit.config.start_model import is_pretrained
 from gptfit.errors import ConfigError, RunError
 from gptfit.shape import ModelShape
+from gptfit.units import plural
 from gptfit.verbs.gpu_and_data import find_data, vocab_size
 
 AUTO = "--batch_size=auto"
@@ -49,7 +50,7 @@ def with_auto_batch(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     if not processes.is_master:
         return config.replace(**sizes), []
     step = f"{rows * config.block_size:,} tokens per step as before"
-    said = f"batch_size = auto: {micro_batch} rows x {rows // micro_batch} micro-steps, {how}; {step}"
+    said = f"batch_size = auto: {micro_batch} rows x {plural(rows // micro_batch, 'micro-step')}, {how}; {step}"
     return config.replace(**sizes), [said]
 
 

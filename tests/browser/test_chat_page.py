@@ -31,6 +31,7 @@ def test_a_question_is_answered(
     shown.page.wait_for_selector("#talk .assistant:not(:empty)", timeout=PATIENCE_MS)
     shown.page.wait_for_selector("#send:enabled", timeout=PATIENCE_MS)
     assert shown.page.locator("#talk .user").inner_text() == "Who are you?"
+    assert "not trained on conversations" in shown.page.inner_text("#state"), "nobody can know that from the answer"
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
     shown.page.click("#again")
     assert shown.page.locator("#talk p").count() == 0

@@ -10,7 +10,7 @@ import pytest
 from gptfit.config import recipe
 from gptfit.config.keys import DEFAULTS, GPTFIT_KEYS
 from gptfit.config.read import load_config
-from gptfit.errors import DeviceError
+from gptfit.errors import DataError, DeviceError
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU, find
 from gptfit.measured import MeasuredSpeed, Measurements
@@ -19,7 +19,7 @@ from gptfit.plan import propose as search
 from gptfit.plan.calibration import Calibration, place_for
 from gptfit.plan.candidates import Pace, Wish, candidates
 from gptfit.plan.many_epochs import keys_for_epochs
-from gptfit.plan.propose import TIE, Proposal
+from gptfit.plan.propose import TIE, WEIGHTS, Proposal
 from gptfit.plan.proposed_config import config_of
 from gptfit.plan.resolve import setting_of
 from gptfit.plan.result import DataFacts
@@ -253,6 +253,11 @@ def test_little_data_may_start_from_gpt2(data: DataFacts, vocab_size: int) -> No
     assert tuned.plan.loss.loss.basis == "published"
     assert bool(tuned.remark) == (data is SHAKESPEARE), "characters have to be prepared again"
     assert "GPT-2's weights" not in [other.title for other in propose(WISH).alternatives], "nor on 3B tokens"
+    only = propose(replace(WISH, data=data, vocab_size=vocab_size, recipes=(WEIGHTS,)))
+    assert only.choice.plan.config == tuned.plan.config, "what the table shows can be had"
+    assert "gradient_accumulation_steps" not in [problem.where for problem in only.choice.plan.problems]
+    with pytest.raises(DataError, match="leave --only out"):
+        propose(replace(WISH, recipes=(WEIGHTS,)))
 
 
 def test_this_machines_cpu_is_proposed_for_by_what_was_timed_on_it() -> None:

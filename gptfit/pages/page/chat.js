@@ -7,6 +7,7 @@
   const messages = [];
   let asking = null;
   let conversation = 0;
+  let about = ""; // what to know of the model, which is said once
 
   at("theme").addEventListener("click", () => {
     const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
@@ -29,7 +30,7 @@
   }
 
   function take(line, shown) {
-    if (line.ready) busy([line.ready, ...(line.notes || [])].join(". "));
+    if (line.ready) busy((about = [line.ready, ...(line.notes || [])].join(". ")));
     if (line.text) {
       shown.textContent += line.text;
       shown.scrollIntoView({ block: "nearest" });
@@ -69,7 +70,7 @@
       trouble = error.name === "AbortError" ? "stopped" : error.message;
     }
     asking = null;
-    busy(mine === conversation ? trouble : "");
+    busy((mine === conversation && trouble) || about);
     if (mine !== conversation) return; // another one was begun meanwhile
     if (shown.textContent.trim()) messages.push({ role: "assistant", content: shown.textContent });
     else {
@@ -101,7 +102,7 @@
     conversation++;
     messages.length = 0;
     at("talk").replaceChildren();
-    busy("");
+    busy(about);
     at("question").focus();
   });
   at("question").focus();
