@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from gptfit.model.head import _losses_leaving_gradient, _losses_of_chunk, token_loss
+from gptfit.model.head import _add_product, _losses_leaving_gradient, _losses_of_chunk, token_loss
 
 
 def loss_and_gradients(chunk_tokens: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,6 +61,31 @@ def test_the_compiled_chunk_gives_the_same_losses_and_gradients(dtype: torch.dty
         found.append((loss.detach(), hidden.grad, weight.grad))
     for plain, compiled in zip(*found, strict=True):
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+
+
+class AddedProducts(TorchDispatchMode):
+    """Hears of products that are added to something, and does not compute them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into: list[tuple[str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" not in str(func):
+            return func(*args, **(kwargs or {}))
+        self.into.append((str(func), (kwargs or {}).get("out")))
+        return args[0]
+
+
+def test_on_a_card_a_chunks_16_bit_products_are_added_to_the_float32_gradient_without_a_copy() -> None:
+    """As torch would call it there: a word it does not know, or a product by itself, is seen here."""
+    with FakeTensorMode():
+        total = torch.empty(50, 16, device="cuda")
+        left, right = (torch.empty(8, size, device="cuda", dtype=torch.bfloat16) for size in (50, 16))
+        with AddedProducts() as heard:
+            _add_product(total, left.t(), right)
+    ((name, out),) = heard.into
+    assert (name, out is total) == ("aten.addmm.dtype_out", True)
 
 
 def test_evaluation_without_gradients_gives_the_same_loss() -> None:
