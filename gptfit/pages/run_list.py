@@ -196,8 +196,8 @@ def summarise(path: Path) -> dict[str, Any]:
     ms, step, wanted = usual_step_ms(run.steps[-50:]), run.last_step, run.planned_steps
     end = project_loss(facts, wanted) if wanted and step < wanted else None
     left = (wanted - step) * ms / 1000 if wanted and ms and wanted > step else None
-    plan, scale = planned_loss(facts), facts.bits_per_byte_per_nat
-    validations = [event.val_loss for event in run.evals if event.val_loss is not None]
+    plan = planned_loss(facts)
+    losses, bits = ([facts.validation(point, bpb) for point in facts.evals] for bpb in (False, True))
     return {
         "name": run.name,
         "kind": run.header.kind,
@@ -205,9 +205,9 @@ def summarise(path: Path) -> dict[str, Any]:
         "step": step,
         "max_iters": wanted,
         "loss": run.steps[-1].loss if run.steps else None,
-        "val_loss": validations[-1] if validations else None,
+        "val_loss": _last(losses),
         "tokenizer": facts.tokenizer,
-        "bits_per_byte": validations[-1] * scale if validations and scale else None,
+        "bits_per_byte": _last(bits),
         "projected": end.as_json() if end else None,
         "planned": plan.as_json() if plan else None,
         "card": facts.gpu.name if facts.gpu else facts.device_name,
@@ -220,6 +220,10 @@ def summarise(path: Path) -> dict[str, Any]:
         "said": _last_said(run),
         "spark": _spark(run),
     }
+
+
+def _last(values: list[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 def _last_said(run: RunLog) -> float | None:

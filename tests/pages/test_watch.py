@@ -205,6 +205,16 @@ def test_the_list_has_bits_per_byte_where_the_vocabulary_is_not_gpt2s(
     assert row["bits_per_byte"] == pytest.approx(bits)
 
 
+def test_a_trainer_that_prints_bits_per_byte_alone_has_its_last_in_the_list(make_run: MakeRun, tmp_path: Path) -> None:
+    """nanochat's; the column was empty."""
+    folder = make_run("chat", kind="nanochat")
+    lines = [line for line in (folder / "run.jsonl").read_text().splitlines() if '"eval"' not in line]
+    (folder / "run.jsonl").write_text("\n".join(lines) + "\n")
+    append_events(folder, [{"event": "eval", "step": step, "val_bpb": 1 - step / 200} for step in (10, 20)])
+    (row,) = Listing(tmp_path).runs()
+    assert (row["val_loss"], row["bits_per_byte"]) == (None, 0.9)
+
+
 def test_a_list_of_several_tokenizers_is_in_bits_per_byte_and_sorted_by_them(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,14 +93,15 @@
       if (run.max_iters) progress.appendChild(bar(run.step / run.max_iters));
       cell(row, run.loss === null ? "" : run.loss.toFixed(3), "loss");
       // Three figures to be held against each other have one unit: nats, or bits per byte for a vocabulary of its own.
-      const inBits = run.val_loss && run.bits_per_byte !== null;
-      const scale = inBits ? run.bits_per_byte / run.val_loss : 1;
-      const measured = run.val_loss === null ? "" : (run.val_loss * scale).toFixed(4);
+      const inBits = run.bits_per_byte !== null;
+      const scale = inBits && run.val_loss ? run.bits_per_byte / run.val_loss : 1;
+      const last = inBits ? run.bits_per_byte : run.val_loss;
+      const measured = last === null ? "" : last.toFixed(4);
       const validation = cell(row, measured + (inBits ? " bits/byte" : ""), "validation");
       const heading = run.projected && run.status === "running" ? "→ " + (run.projected.value * scale).toFixed(2) : "";
       const plan = run.planned ? "plan " + (run.planned.value * scale).toFixed(2) : "";
       if (heading || plan) validation.appendChild(line([heading, plan].filter(Boolean).join(", "), "soft small"));
-      if (inBits) validation.appendChild(line(run.val_loss.toFixed(4) + " nats/token", "soft small"));
+      if (inBits && run.val_loss !== null) validation.appendChild(line(run.val_loss.toFixed(4) + " nats/token", "soft small"));
       cell(row, run.status === "running" ? time(run.seconds_left) : "", "left");
       cell(row).appendChild(spark(run.spark));
       return row;
