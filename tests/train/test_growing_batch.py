@@ -21,6 +21,7 @@ from gptfit.schedule import batch_part, batches_until
 from gptfit.train.batches import EpochSampler
 from gptfit.train.order import EpochOrder
 from gptfit.train.train import train
+from tests.train.test_faults import fail_in
 
 GROWING = {"gradient_accumulation_steps": 4, "grow_batch_iters": 5}
 
@@ -67,6 +68,18 @@ def test_a_run_stopped_while_its_batch_grows_ends_with_the_same_weights(
     window = 4 * 16  # batch_size * block_size
     tokens = [event.tokens for event in read_run(whole / "run.jsonl").steps]
     assert tokens == [window * n for n in (1, 2, 3, 5, 7, 11, 15, 19)]
+
+
+def test_memory_that_runs_out_while_the_batch_grows_changes_no_update(
+    small_config: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(small_config(out_dir=str(tmp_path / "whole"), **GROWING))
+    fail_in(monkeypatch, "forward_micro_step", largest=2)
+    assert train(small_config(out_dir=str(tmp_path / "shrunk"), **GROWING)).micro_batch == 2
+    whole, shrunk = (load_checkpoint(tmp_path / name) for name in ("whole", "shrunk"))
+    assert shrunk.progress["window"] == whole.progress["window"]
+    for name, tensor in whole.model.items():
+        torch.testing.assert_close(shrunk.model[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_a_batch_that_cannot_be_quartered_is_refused() -> None:
