@@ -88,7 +88,7 @@ def test_a_cap_that_does_not_hold_is_a_problem(cpu: Device, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("refused_again", "afterwards", "level"),
-    [(None, 100, "ok"), (None, 120, "error"), ("CUDA out of memory", 0, "error")],
+    [(None, 101, "ok"), (None, 100 + 2 * MIB, "error"), ("CUDA out of memory", 0, "error")],
 )
 def test_after_running_out_a_step_must_need_what_it_needed_before(
     cpu: Device, monkeypatch: pytest.MonkeyPatch, refused_again: str | None, afterwards: int, level: str
