@@ -72,9 +72,11 @@ def after_plan(args: argparse.Namespace, plan: Plan) -> str:
         return NEXT + command([*words, "--write", f"{FITTING}.py"])
     if not plan.runs:
         return ""
-    if args.data and Path(args.data).is_file():
-        return NEXT + command(_prepare(args.data, args.text_column, f"data/{default_name(args.data)}"))
     trained_on = data_folder(plan.config.dataset, plan.config.data_root)
+    if args.data and Path(args.data).is_file():
+        out = Path("data", default_name(args.data))
+        if not _is_same(trained_on, out):
+            return NEXT + command(_prepare(args.data, args.text_column, str(out)))
     more = []
     if args.data and Path(args.data).is_dir() and Path(args.data).resolve() != trained_on.resolve():
         more = [f"--dataset={args.data}"]

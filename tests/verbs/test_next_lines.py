@@ -156,7 +156,10 @@ def test_one_text_is_one_document_and_its_proposal_can_be_trained(here: Path, sa
 def test_a_plan_names_what_comes_before_training(here: Path, say: Say) -> None:
     source = write_parquet(here / "pages.parquet", "body")
     words = f"gptfit plan --gpu 4070 --data {source.name} --text-column body"
-    assert _next(say(words)) == ["gptfit prepare pages.parquet --text-column body --out data/pages"]
+    (prepare,) = _next(say(words))
+    assert prepare == "gptfit prepare pages.parquet --text-column body --out data/pages"
+    say(prepare)
+    assert _next(say(f"{words} --dataset=pages --max_iters=9 --lr_decay_iters=9 --warmup_iters=1")) != [prepare], "done"
     assert say("gptfit plan --gpu 4070").endswith("next, with text of your own: gptfit inspect FILE.parquet\n")
     assert "next" not in say("gptfit plan --gpu 4070 --batch_size=8 --program nanogpt")
     assert "next" not in say("gptfit plan --gpu 4070 --batch_size=64 --n_embd=1536 --program nanogpt", code=1)
