@@ -128,7 +128,7 @@ def _own_config(opened: LoadedModel) -> dict[str, Any]:
         "hidden_size": opened.shape.n_embd,
         "vocab_size": opened.shape.vocab_size,
         "max_position_embeddings": opened.shape.block_size,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": opened.shape.tied_head,
         "use_cache": False,
         "dtype": "float32",
         "torch_dtype": "float32",

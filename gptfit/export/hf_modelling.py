@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ class GptfitForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     config_class = GptfitConfig
     base_model_prefix = "model"
+    # Where config.tie_word_embeddings says so: transformers would refuse to save one tensor under two names.
+    _tied_weights_keys: ClassVar = {"model.lm_head.weight": "model.transformer.wte.weight"}
 
     def __init__(self, config: GptfitConfig) -> None:
         super().__init__(config)

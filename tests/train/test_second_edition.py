@@ -28,7 +28,7 @@ from gptfit.train.muon import even_rows, make_muon
 from gptfit.train.optimizers import turn
 from gptfit.train.train import train
 from tests.generate.test_evaluate import make_byte_run
-from tests.model.test_modern import TINY, scrambled, tokens
+from tests.model.test_modern import EVERYTHING, SWITCHED, TINY, scrambled, tokens
 
 MakeConfig = Callable[..., TrainConfig]
 OF_THE_MODEL: list[dict[str, Any]] = [
@@ -85,7 +85,7 @@ def test_a_run_stopped_in_the_middle_ends_with_the_same_weights(
     assert [name for name, tensor in a.average.items() if not torch.equal(tensor, b.average[name])] == []
 
 
-@pytest.mark.parametrize("changes", OF_THE_MODEL, ids=names)
+@pytest.mark.parametrize("changes", [*OF_THE_MODEL, *SWITCHED, EVERYTHING], ids=names)
 @torch.inference_mode()
 def test_a_cache_gives_the_logits_of_reading_everything(changes: dict[str, Any]) -> None:
     model = scrambled(replace(TINY, **changes))
@@ -107,7 +107,7 @@ def test_the_whole_goes_to_hugging_face_with_equal_logits(
     assert "equal ours in transformers" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("changes", [*OF_THE_MODEL, WHOLE_MODEL], ids=names)
+@pytest.mark.parametrize("changes", [WHOLE_MODEL, *SWITCHED, EVERYTHING], ids=names)
 @torch.inference_mode()
 def test_every_ingredient_has_our_logits_in_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
     """Written and read by transformers, so that no tensor is forgotten or shared; the test above has the whole way."""
@@ -115,7 +115,7 @@ def test_every_ingredient_has_our_logits_in_transformers(changes: dict[str, Any]
     from gptfit.export.hf_modelling import GptfitConfig, GptfitForCausalLM
 
     ours = scrambled(replace(TINY, **changes))
-    theirs = GptfitForCausalLM(GptfitConfig(asdict(ours.shape), tie_word_embeddings=False))
+    theirs = GptfitForCausalLM(GptfitConfig(asdict(ours.shape), tie_word_embeddings=ours.shape.tied_head))
     theirs.model.load_state_dict(ours.state_dict())
     theirs.save_pretrained(tmp_path)
     again = GptfitForCausalLM.from_pretrained(tmp_path).eval()
