@@ -126,7 +126,9 @@ class Engine:
 
     def move_tables_to_host(self) -> bool:
         """Keep embeddings and head, with their gradients and state, in host memory from now on; whether that is a change."""
-        if self.device.kind == "cpu" or self.model.tables_on_host or self.ahead or not self.processes.is_alone:
+        if self.device.kind == "cpu" or self.model.tables_on_host or not self.processes.is_alone:
+            return False
+        if self.ahead or self.tail.weights:  # whose copies would stay behind
             return False
         self.model.keep_tables_on_host(self.device.pinned)
         self._renew_optimizer(optimizer_device="cpu" if self.optimizer_is_on_host else "auto")

@@ -12,12 +12,13 @@ import torch
 from gptfit.checkpoint.format import load_checkpoint
 from gptfit.checkpoint.loaded_model import open_model
 from gptfit.config.keys import TrainConfig, find_problems
-from gptfit.device.device import find_device
+from gptfit.device.device import Device, find_device
 from gptfit.model.build import build_model
 from gptfit.plan import memory
 from gptfit.plan.setting import Setting
 from gptfit.schedule import knobs
 from gptfit.shape import ModelShape
+from gptfit.train.engine import Engine, build_engine
 from gptfit.train.lookahead import AVERAGE, LookAhead
 from gptfit.train.lookahead import memory as remembered
 from gptfit.train.muon import Muon, make_muon
@@ -131,6 +132,19 @@ def test_memory_that_runs_out_where_the_tail_begins_does_no_update_twice(
     assert whole.averaged == shrunk.averaged == 4
     for name, tensor in whole.average.items():
         torch.testing.assert_close(shrunk.average[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_tables_stay_where_their_average_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table that went to the host in the tail, the average would be on the card."""
+    config = TrainConfig(**TINY | MODERN, average_tail=0.5, compile=False)
+    engine = build_engine(config, config.shape(), find_device(config))
+    monkeypatch.setattr(Device, "kind", "cuda")
+    engine.tail.make_room()
+    assert not engine.move_tables_to_host()
+    engine.tail.forget()
+    monkeypatch.setattr(Device, "pinned", lambda self, tensor: tensor)
+    monkeypatch.setattr(Engine, "_renew_optimizer", lambda self, **changes: None)
+    assert engine.move_tables_to_host()
 
 
 def test_what_is_evaluated_sampled_and_exported_is_the_average(small_config: MakeConfig, tmp_path: Path) -> None:
