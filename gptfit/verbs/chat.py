@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gptfit.conversation import Turn
 from gptfit.errors import UsageError
-from gptfit.verbs.model_view import describe, note
+from gptfit.verbs.model_view import describe, note, opened_model
 
 if TYPE_CHECKING:
     from gptfit.checkpoint.loaded_model import LoadedModel
@@ -42,12 +42,11 @@ def run(args: argparse.Namespace) -> int:
     question = sys.stdin.read() if args.prompt == "-" else args.prompt
     if question is not None and not question.strip():
         raise UsageError("--prompt is empty", fix="ask something, or leave it out")
-    from gptfit.checkpoint.loaded_model import open_model
     from gptfit.generate.chat import check_chat
     from gptfit.generate.pick import Picking
 
     picking = Picking(args.temperature, args.top_k or None, args.top_p, args.seed)
-    opened = open_model(args.model, args.data, args.device)
+    opened = opened_model(args.model, args.data, args.device)
     notes = check_chat(opened)
     if args.lines:
         from gptfit.verbs.chat_lines import serve_lines

@@ -10,7 +10,7 @@ from gptfit.errors import DataError, UsageError
 from gptfit.files import cannot_write
 from gptfit.shell import command
 from gptfit.verbs.common import print_json
-from gptfit.verbs.model_view import describe, note
+from gptfit.verbs.model_view import describe, note, opened_model
 from gptfit.verbs.progress_line import ProgressLine
 
 if TYPE_CHECKING:
@@ -41,10 +41,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--limit {args.limit} must be 1 or more")
     if args.tasks_folder and not args.tasks:
         raise UsageError("--tasks-folder needs --tasks")
-    from gptfit.checkpoint.loaded_model import open_model
     from gptfit.generate.eval_file import save_results
 
-    opened = open_model(args.model, args.data, args.device)
+    opened = opened_model(args.model, args.data, args.device)
     for line in (describe(opened), *opened.notes):
         note(line)
     results: dict[str, Any] = {}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from gptfit.errors import UsageError
 from gptfit.verbs.common import wrapped
-from gptfit.verbs.model_view import describe, note
-from gptfit.verbs.ticker import Ticker
+from gptfit.verbs.model_view import describe, note, opened_model
+from gptfit.verbs.ticker import waiting
 
 if TYPE_CHECKING:
     from gptfit.checkpoint.loaded_model import LoadedModel
@@ -41,9 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from gptfit.export.export import export
 
     opened = _open(args)
-    with Ticker(sys.stderr) as ticker:
-        if sys.stderr.isatty():
-            ticker.now(f"writing {args.to} and reading it back", expected_seconds(args.to, opened.shape.n_weights))
+    expected_s = expected_seconds(args.to, opened.shape.n_weights)
+    with waiting(f"writing {args.to} and reading it back", expected_s):
         done = export(opened, args.to, args.out, args.dtype)
     print(done.path)
     _say(done.checks, done.notes)
@@ -76,9 +74,7 @@ def _push(args: argparse.Namespace) -> int:
 
 
 def _open(args: argparse.Namespace) -> LoadedModel:
-    from gptfit.checkpoint.loaded_model import open_model
-
-    opened = open_model(args.model, args.data, device="cpu")
+    opened = opened_model(args.model, args.data, "cpu")
     for line in (describe(opened), *opened.notes):
         note(line)
     return opened

@@ -1,4 +1,4 @@
-"""What sample, eval and export say about the model they opened, on stderr so that a pipe gets the result alone."""
+"""How sample, eval, export and chat open a model and what they say about it, on stderr so that a pipe gets the result alone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from gptfit.units import si
+from gptfit.verbs.ticker import waiting
 
 if TYPE_CHECKING:
     from gptfit.checkpoint.loaded_model import LoadedModel
+
+
+def opened_model(name: str, data: str | None, device: str) -> LoadedModel:
+    """With a sign of life: torch and the weights take their time."""
+    with waiting(f"opening {name}"):
+        from gptfit.checkpoint.loaded_model import open_model
+
+        return open_model(name, data, device)
 
 
 def describe(opened: LoadedModel) -> str:

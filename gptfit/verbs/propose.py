@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,7 @@ from gptfit.verbs.common import card_arguments, check_new_config, print_json, wr
 from gptfit.verbs.gpu_and_data import find_card, find_data, positive, processes_of, vocab_size
 from gptfit.verbs.next_commands import after_propose, before_writing
 from gptfit.verbs.progress_line import ProgressLine
-from gptfit.verbs.ticker import Ticker
+from gptfit.verbs.ticker import waiting
 
 HELP = "Find the shape, micro-batch and horizon with the lowest expected loss within your hours, memory and data."
 EXAMPLES = ("gptfit propose --gpu 4070 --data data/fineweb --hours 12 --write mine.py",)
@@ -62,9 +61,7 @@ def make_proposals(args: argparse.Namespace) -> tuple[Proposals, Wish]:
     _check(args, target)
     measurements = measured.read()
     wish = _wish(args, measurements)
-    with Ticker(sys.stderr) as ticker:
-        if sys.stderr.isatty():
-            ticker.now("weighing models")
+    with waiting("weighing models"):
         answer = propose(wish, measurements)
     if target is not None:
         chosen = answer.choice.plan

@@ -14,7 +14,7 @@ from gptfit.errors import DataError, UsageError
 from gptfit.logs.events import Sample
 from gptfit.logs.runlog import RUN_LOG, RunLogWriter
 from gptfit.shell import command
-from gptfit.verbs.model_view import describe, note
+from gptfit.verbs.model_view import describe, note, opened_model
 
 if TYPE_CHECKING:
     from gptfit.checkpoint.loaded_model import LoadedModel
@@ -58,11 +58,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--interactive asks for prompts itself", fix="leave --prompt out")
     if "" in args.stop:
         raise UsageError("--stop needs some text")
-    from gptfit.checkpoint.loaded_model import open_model
     from gptfit.generate.pick import Picking
 
     picking = Picking(args.temperature, args.top_k or None, args.top_p, args.seed)
-    opened = open_model(models[0], args.data, args.device)
+    opened = opened_model(models[0], args.data, args.device)
     for line in (describe(opened), *opened.notes):
         note(line)
     if args.interactive:

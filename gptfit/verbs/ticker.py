@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TextIO
 
@@ -11,7 +14,17 @@ from gptfit.units import duration
 from gptfit.verbs.progress_line import bar_line
 
 EVERY_SECONDS = 0.8  # never quiet for a whole one
+LOOKING = "looking at the device"
 MOST_SHARE = 0.99  # of a bar that moves by an estimate
+
+
+@contextmanager
+def waiting(doing: str, expected_s: float = 0.0) -> Iterator[Ticker]:
+    """Says so on a screen until it is over, or until the ticker is cleared."""
+    with Ticker(sys.stderr) as ticker:
+        if sys.stderr.isatty():
+            ticker.now(doing, expected_s)
+        yield ticker
 
 
 class Ticker:

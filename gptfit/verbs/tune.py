@@ -13,6 +13,7 @@ from gptfit.errors import RunError, UsageError
 from gptfit.verbs.common import config_arguments, load, print_json, recipe_argument
 from gptfit.verbs.gpu_and_data import find_data, vocab_size
 from gptfit.verbs.next_commands import after_tune
+from gptfit.verbs.ticker import LOOKING, waiting
 
 HELP = (
     "Find the micro-batch sweet spot on the real device: same model, same tokens per step, one thing varied at a time."
@@ -52,22 +53,25 @@ def run(args: argparse.Namespace) -> int:
     target = _target(args.write, configs)
     loaded = load(args)
     config = loaded.config
-    from gptfit.checkpoint.pretrained import adopt_model
-    from gptfit.tune.session import TuneOptions, run_session, silent
-    from gptfit.verbs.tune_output import answer_lines, append_row, as_json, write_config, write_page
-    from gptfit.verbs.tune_view import TuneScreen, print_result
+    sizes = _sizes(args.sizes)
+    with waiting(LOOKING) as ticker:  # torch is imported and tries its compiler
+        from gptfit.checkpoint.pretrained import adopt_model
+        from gptfit.tune.session import TuneOptions, run_session, silent
+        from gptfit.verbs.tune_output import answer_lines, append_row, as_json, write_config, write_page
+        from gptfit.verbs.tune_view import open_screen, print_result
 
-    options = TuneOptions(
-        minutes=args.minutes,
-        also=tuple(word.strip() for word in args.also.split(",") if word.strip()),
-        sizes=_sizes(args.sizes),
-        headroom=args.headroom / 100,
-        memory_gib=args.memory,
-        trial_seconds=args.trial_seconds,
-    )
-    config = adopt_model(config) if is_pretrained(config) else config
-    shape = config.shape(vocab_size(find_data(None, config)))
-    result = run_session(config, shape, options, silent if args.json else partial(TuneScreen, minutes=args.minutes))
+        options = TuneOptions(
+            minutes=args.minutes,
+            also=tuple(word.strip() for word in args.also.split(",") if word.strip()),
+            sizes=sizes,
+            headroom=args.headroom / 100,
+            memory_gib=args.memory,
+            trial_seconds=args.trial_seconds,
+        )
+        config = adopt_model(config) if is_pretrained(config) else config
+        shape = config.shape(vocab_size(find_data(None, config)))
+        screen = partial(open_screen, ticker, args.minutes)
+        result = run_session(config, shape, options, silent if args.json else screen)
     if result.best is None:
         raise RunError(result.why_nothing())
     # The answer first: it took minutes, and a full disk must not keep it from the reader.

@@ -20,12 +20,21 @@ from gptfit.tune.space import Space
 from gptfit.tune.trials import Candidate, Machine, Trial, Variant
 from gptfit.units import GIB, count, duration, gib, percent, si
 from gptfit.verbs.common import console, wrapped
+from gptfit.verbs.ticker import Ticker
 
 BAR = 26  # columns
 INDENT = 6  # columns, of a sentence's second line
 TEXTS = ("settings", "")  # columns of words
 LEAST = ("allocated", "reserved", "trials", "MFU", "x steps", "+-")  # left out in this order where there is no room
 OUTCOMES = {"oom": "out of memory", "timeout": "time limit", "crash": "crashed"}
+
+
+def open_screen(
+    ticker: Ticker, minutes: float, config: TrainConfig, shape: ModelShape, machine: Machine, space: Space
+) -> TuneScreen:
+    """Takes the place of what was said while the machine was looked at."""
+    ticker.clear()
+    return TuneScreen(config, shape, machine, space, minutes=minutes)
 
 
 class TuneScreen:

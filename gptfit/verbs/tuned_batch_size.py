@@ -12,6 +12,7 @@ from gptfit.errors import ConfigError, RunError
 from gptfit.shape import ModelShape
 from gptfit.units import plural
 from gptfit.verbs.gpu_and_data import find_data, vocab_size
+from gptfit.verbs.ticker import LOOKING, waiting
 
 AUTO = "--batch_size=auto"
 
@@ -25,15 +26,16 @@ def take_auto(args: argparse.Namespace) -> bool:
 
 def with_auto_batch(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """The config with the best micro-batch, and what to say about it. Tokens per step stay what they are."""
-    from gptfit.checkpoint.pretrained import adopt_model
-    from gptfit.device.processes import find_processes
-    from gptfit.tune.cache import best_known
-    from gptfit.tune.measuring import find_machine
+    with waiting(LOOKING):
+        from gptfit.checkpoint.pretrained import adopt_model
+        from gptfit.device.processes import find_processes
+        from gptfit.tune.cache import best_known
+        from gptfit.tune.measuring import find_machine
 
-    config = adopt_model(config) if is_pretrained(config) else config
-    processes = find_processes()
-    shape = config.shape(vocab_size(find_data(None, config)))
-    machine = find_machine(config)
+        config = adopt_model(config) if is_pretrained(config) else config
+        processes = find_processes()
+        shape = config.shape(vocab_size(find_data(None, config)))
+        machine = find_machine(config)
     known = best_known(config, shape, machine, measured.read(), processes.count)
     if known is not None:
         micro_batch, how = known.candidate.micro_batch, f"measured here at {known.tokens_per_s:,.0f} tokens/s"
@@ -58,10 +60,11 @@ def _tuned(config: TrainConfig, shape: ModelShape) -> int:
     """Threads stay as they are: this process trains with them."""
     from gptfit.tune.session import TuneOptions, run_session
     from gptfit.verbs.tune_output import answer_lines
-    from gptfit.verbs.tune_view import TuneScreen, print_result
+    from gptfit.verbs.tune_view import open_screen, print_result
 
     options = TuneOptions(varies_threads=False)
-    result = run_session(config, shape, options, partial(TuneScreen, minutes=options.minutes))
+    with waiting(LOOKING) as ticker:
+        result = run_session(config, shape, options, partial(open_screen, ticker, options.minutes))
     if result.session.reason == "interrupted":
         raise KeyboardInterrupt  # what was measured is in the cache; Ctrl-C means that the run is not wanted now
     if result.best is None:

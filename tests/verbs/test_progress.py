@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
 
 from gptfit.data.train_bpe import train_tokenizer
 from gptfit.verbs.progress_line import ProgressLine
+from gptfit.verbs.ticker import waiting
 from gptfit.verbs.tune_view import time_line
 
 
@@ -52,6 +54,18 @@ def test_a_pipe_gets_no_bar() -> None:
     bar(1, 2)
     bar(2, 2)
     assert pipe.getvalue() == ""
+
+
+def test_what_takes_its_time_says_so_on_a_screen_until_there_is_something_to_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """tune looked at the device for a minute without a word."""
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    with waiting("looking at the device") as ticker:
+        while not screen.getvalue():
+            time.sleep(0.02)
+        ticker.clear()
+        assert screen.getvalue() == "\r\033[Klooking at the device, 1 s\r\033[K"
 
 
 def test_tune_says_how_much_of_its_minutes_is_left() -> None:
