@@ -76,13 +76,13 @@ def _common_unit(runs: tuple[RunFacts, ...]) -> tuple[bool, str | None]:
             False,
             f"the losses of {talking} are over the assistant's words alone, those of {reading} over all of a text",
         )
+    if len(runs) == 1:
+        return runs[0].is_in_bits, None
     known = {run.tokenizer for run in runs if run.tokenizer is not None}
     if len(known) <= 1 and not any(run.is_bpb for run in runs):
         return False, None
     if all(_has_bpb(run) for run in runs):
         return True, None
-    if len(runs) == 1:
-        return runs[0].is_bpb, None
     tokenizers = "; ".join(f"{run.name}: {run.tokenizer or 'unknown'}" for run in runs)
     lacking = ", ".join(run.name for run in runs if not _has_bpb(run))
     return False, (

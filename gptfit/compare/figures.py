@@ -32,14 +32,10 @@ def _validation(facts: RunFacts) -> Figure | None:
         return None
     last, at = known[-1]
     best, step = min((loss, point.step) for loss, point in known)
-    beside = f"best {best:.4f} at step {count(step)}" if best < last else f"{_unit(facts)}, the best so far"
+    beside = f"best {best:.4f} at step {count(step)}" if best < last else "the best so far"
     if at.val_loss is not None:
         beside += f"; {at.val_loss:.4f} nats per token" if in_bits else f"; perplexity {si(perplexity(last))}"
     return Figure("validation, bits per byte" if in_bits else "validation loss", f"{last:.4f}", beside)
-
-
-def _unit(facts: RunFacts) -> str:
-    return "bits per byte" if facts.is_in_bits else "nats per token"
 
 
 def _progress(facts: RunFacts) -> Figure | None:

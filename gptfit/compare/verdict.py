@@ -50,13 +50,13 @@ def _verdict_on(comparison: Comparison, duel: Duel) -> str:
 
 
 def _alone(run: RunFacts) -> str:
-    losses = [(point.val_loss, point.step) for point in run.evals if point.val_loss is not None]
-    bits = [(point.val_bpb, point.step) for point in run.evals if point.val_bpb is not None]
-    if bits and not losses:
-        return f"{run.name}: best validation {min(bits)[0]:.4f} bits per byte at step {count(min(bits)[1])}."
+    found = ((run.validation(point, run.is_in_bits), point.step) for point in run.evals)
+    losses = [(loss, step) for loss, step in found if loss is not None]
     if not losses:
         return f"{run.name}: {count(run.last_step)} steps, no validation loss yet."
     best, step = min(losses)
+    if run.is_in_bits:
+        return f"{run.name}: best validation {best:.4f} bits per byte at step {count(step)}."
     return f"{run.name}: best validation loss {best:.4f} (perplexity {perplexity(best):.1f}) at step {count(step)}."
 
 

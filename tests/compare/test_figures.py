@@ -10,9 +10,11 @@ import pytest
 
 from gptfit.compare import attention
 from gptfit.compare.attention import needs_attention
+from gptfit.compare.comparison import compare_runs
 from gptfit.compare.facts import run_facts
 from gptfit.compare.figures import four_figures
 from gptfit.compare.planned_loss import planned_loss
+from gptfit.compare.verdict import verdict
 from gptfit.logs.open_run import open_run
 from gptfit.logs.runlog import RunLog
 from gptfit.pages.report import write_report
@@ -37,7 +39,7 @@ def test_a_finished_run_says_what_plan_said(make_run: MakeRun) -> None:
     assert "plan said" in figures
 
 
-def test_a_run_in_a_vocabulary_of_its_own_opens_with_bits_per_byte(make_run: MakeRun) -> None:
+def test_a_run_in_a_vocabulary_of_its_own_opens_with_bits_per_byte(make_run: MakeRun, tmp_path: Path) -> None:
     config = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "batch_size": 8, "max_iters": 100}
     own = {"folder": "data/fineweb", "tokenizer": "tokenizer.json", "bytes_per_token": 2 / math.log(2)}
     facts = run_facts(open_run(make_run("own", steps=50, config=config | {"vocab_size": 4096}, dataset=own)))
@@ -48,6 +50,9 @@ def test_a_run_in_a_vocabulary_of_its_own_opens_with_bits_per_byte(make_run: Mak
     assert (first.name, first.value) == ("validation, bits per byte", f"{nats / 2:.4f}")
     assert f"{nats:.4f} nats per token" in first.words
     assert f"plan said {plan.value / 2:.2f}" in ending.words, "in the same unit"
+    alone = compare_runs([open_run(tmp_path / "own")])
+    assert f"best validation {nats / 2:.4f} bits per byte" in verdict(alone)
+    assert alone.unit == "bits per byte"
 
 
 def test_the_loss_beside_the_projection_is_the_one_plan_prints(real_runs: list[RunLog]) -> None:
