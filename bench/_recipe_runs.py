@@ -49,8 +49,9 @@ class Setup:
     @property
     def with_recipes_batch(self) -> Setup:
         """Ours is what the recipe takes on a CPU for the horizon."""
-        least = least_tokens_per_step(self.n_embd, VOCABULARY[self.tokenizer], is_cpu=True)
-        step = tokens_per_step(self.tokens / self.share, least)
+        tokens = self.tokens / self.share
+        least = least_tokens_per_step(self.n_embd, VOCABULARY[self.tokenizer], tokens, is_cpu=True)
+        step = tokens_per_step(tokens, least)
         return replace(self, our_batch=step // self.block_size)
 
     @property

@@ -36,8 +36,10 @@ LEAST_TOKENS_PER_STEP, LEAST_ON_A_CPU = 4_096, 2_048
 # In a run of a few hundred updates their number decides: 3 x 128 with 1,024 tokens per step ends 0.11 nats below 2,048 after
 # as many tokens, with 512 another 0.06 below (docs/recipe.md, one seed). Muon's rounds cost as much as the blocks' own
 # products with 2 tokens per channel, half of that with these. A row of the head learns from its entry's tokens: with 4,096
-# entries 1,024 tokens per step end 0.05 nats below 512.
-TOKENS_PER_CHANNEL, TOKENS_PER_ENTRY = 4, 1 / 4
+# entries 1,024 tokens per step end 0.05 nats below 512. A run with updates enough gains nothing from more of them, and each
+# has its own cost: in 60 s of a core 2 x 96 ends 0.11 bits per byte lower with 1,279 updates of 512 tokens than with 1,980 of
+# 256, and 2 x 64 with 970 of 2,048 0.03 lower than with 1,459 of 1,024 (bench/propose_runs.jsonl).
+TOKENS_PER_CHANNEL, TOKENS_PER_ENTRY, ENOUGH_UPDATES = 4, 1 / 4, 500
 WARMUP_FRACTION = 0.0  # Muon's updates have one size from the first on; docs/recipe.md has what a warm-up is worth
 # Track 3 decays over 0.7 of the run and has no floor.
 DECAY_FRACTION = 0.6
@@ -99,11 +101,11 @@ def tokens_per_step(tokens: float, least: int = LEAST_TOKENS_PER_STEP) -> int:
     return max(least, min(MOST_TOKENS_PER_STEP, wanted))
 
 
-def least_tokens_per_step(n_embd: int, vocab_size: int, is_cpu: bool) -> int:
+def least_tokens_per_step(n_embd: int, vocab_size: int, tokens: float, is_cpu: bool) -> int:
     """Fewer are not worth an update's own cost, or say too little of a vocabulary; a power of two."""
     if not is_cpu:
         return LEAST_TOKENS_PER_STEP
-    wanted = max(TOKENS_PER_CHANNEL * n_embd, TOKENS_PER_ENTRY * vocab_size)
+    wanted = max(TOKENS_PER_CHANNEL * n_embd, TOKENS_PER_ENTRY * vocab_size, tokens / ENOUGH_UPDATES)
     least: int = 2 ** int(math.log2(wanted))
     return min(LEAST_ON_A_CPU, least)
 

@@ -211,7 +211,7 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
 def _usual_step(wish: Wish, shape: ModelShape, tokens: float) -> int:
     """Tokens per step of a run of so many."""
     if shape.arch == "modern":
-        least = recipe.least_tokens_per_step(shape.n_embd, shape.vocab_size, is_cpu=wish.gpu is None)
+        least = recipe.least_tokens_per_step(shape.n_embd, shape.vocab_size, tokens, is_cpu=wish.gpu is None)
         return recipe.tokens_per_step(tokens, least)
     least = usual_values.LEAST_TOKENS_PER_STEP if wish.gpu else usual_values.LEAST_ON_A_CPU
     return usual_values.tokens_per_step(shape.parameters, tokens, least)

@@ -228,7 +228,7 @@ def _step(plan: Plan) -> Iterator[Problem]:
     better = usual_values.tokens_per_step(plan.shape.parameters, plan.tokens)
     low, high = min(low, better), max(high, better)  # a short run takes smaller steps
     if plan.shape.arch == "modern":
-        least = recipe.least_tokens_per_step(plan.shape.n_embd, plan.shape.vocab_size, plan.gpu is None)
+        least = recipe.least_tokens_per_step(plan.shape.n_embd, plan.shape.vocab_size, plan.tokens, plan.gpu is None)
         low = min(low, recipe.tokens_per_step(plan.tokens, least))  # what the recipe itself would take
     tokens = plan.tokens_per_step
     if plan.config.max_iters <= SMOKE_TEST_ITERS or low <= tokens <= high or plan.shape.parameters < 20e6:

@@ -54,18 +54,32 @@ def test_gpt2_small_gets_track_3s_horizon_and_step() -> None:
 
 
 def test_a_narrow_model_on_a_cpu_takes_smaller_steps_and_a_card_does_not() -> None:
-    assert [least_tokens_per_step(width, 257, is_cpu=True) for width in (64, 128, 192, 256, 768)] == [
+    assert [least_tokens_per_step(width, 257, 100e3, is_cpu=True) for width in (64, 128, 192, 256, 768)] == [
         256,
         512,
         512,
         1024,
         2048,
     ]
-    assert least_tokens_per_step(128, 257, is_cpu=False) == 4_096
+    assert least_tokens_per_step(128, 257, 100e3, is_cpu=False) == 4_096
+
+
+def test_a_run_with_updates_enough_takes_larger_steps() -> None:
+    assert [least_tokens_per_step(64, 65, tokens, is_cpu=True) for tokens in (1e5, 3e5, 6e5, 2e6, 1e9)] == [
+        256,
+        512,
+        1024,
+        2048,
+        2048,
+    ]
 
 
 def test_a_large_vocabulary_takes_larger_steps() -> None:
-    assert [least_tokens_per_step(128, entries, is_cpu=True) for entries in (257, 4_096, 50_304)] == [512, 1024, 2048]
+    assert [least_tokens_per_step(128, entries, 100e3, is_cpu=True) for entries in (257, 4_096, 50_304)] == [
+        512,
+        1024,
+        2048,
+    ]
 
 
 def test_an_untied_head_counts_once_in_the_horizon() -> None:
