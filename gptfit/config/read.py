@@ -17,7 +17,7 @@ from gptfit.files import read_plain, reason_of
 
 LARGEST_FILE = 1_000_000  # bytes; a config is a page of text, so anything larger is the wrong file
 COMMAND_LINE = "command line"
-UNASKED = ("recipe", "portable")  # sources of keys that follow from another
+UNASKED = ("recipe", "portable", "init_from")  # sources of keys that follow from another
 
 
 @dataclass(frozen=True)

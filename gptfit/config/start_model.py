@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gptfit import sane
 from gptfit.config.keys import MODEL_KEYS, TrainConfig
+from gptfit.config.read import Loaded
 from gptfit.errors import GptfitError
 from gptfit.files import read_plain
 from gptfit.shape import ModelShape
@@ -47,6 +49,18 @@ def known_shape(init_from: str) -> ModelShape | None:
     if init_from in RELEASED and not os.path.exists(path):
         return ModelShape(*RELEASED[init_from], RELEASED_WINDOW, RELEASED_VOCABULARY, bias=True)
     return None
+
+
+def with_window(loaded: Loaded) -> Loaded:
+    """Where nobody asked for a window, that of the weights the run begins from: the default may be longer than they know."""
+    config, sources = loaded.config, loaded.sources
+    if "block_size" in sources or not is_pretrained(config) or (known := known_shape(config.init_from)) is None:
+        return loaded
+    if known.block_size >= config.block_size:
+        return loaded
+    changed = TrainConfig.unchecked(**config.as_dict() | {"block_size": known.block_size})
+    note = f"block_size = {known.block_size}: {config.init_from} knows no more positions"
+    return replace(loaded, config=changed, sources=sources | {"block_size": "init_from"}, notes=(*loaded.notes, note))
 
 
 def with_model_of(config: TrainConfig, shape: ModelShape) -> TrainConfig:

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 from gptfit.config.keys import KEYS, TrainConfig
 from gptfit.config.read import COMMAND_LINE, Loaded, checked, read_config, with_portable
 from gptfit.config.recipe import MANY_EPOCHS, RECIPES, DataSize, epochs, modern_keys
+from gptfit.config.start_model import with_window
 from gptfit.config.write import render
 from gptfit.dataset import DatasetInfo, Split, data_folder, read_dataset
 from gptfit.errors import ConfigError, UsageError
@@ -94,7 +95,7 @@ def load_unchecked(args: argparse.Namespace) -> Loaded:
             raise UsageError(f"{word}: keys are given as --{word}")
         else:
             files.append(word)  # argparse stops collecting files at the first unknown option
-    loaded = read_config(files, overrides)
+    loaded = with_window(read_config(files, overrides))
     return loaded if getattr(args, "recipe", "gpt2") == "gpt2" else _with_modern_recipe(loaded)
 
 

@@ -10,8 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gptfit.config.keys import TrainConfig
+from gptfit.config.keys import KEYS, TrainConfig
 from gptfit.config.read import read_config
+from gptfit.config.start_model import known_shape
 from gptfit.dataset import DatasetInfo, data_folder, default_name, read_dataset
 from gptfit.errors import GptfitError
 from gptfit.logs.events import Header
@@ -39,8 +40,9 @@ FIRST_CONFIG = "configs/mine.py"
 CONFIG_FOLDERS = (".", "configs", "config")  # the last is nanoGPT's
 MOST_CONFIGS = 200  # files that are looked into for the name of a data set
 # docs/chat.md's: a few rows per step, a low rate without warm-up, as often over the text as nanoGPT's own fine-tuning.
+USUAL_WINDOW = KEYS["block_size"].default
 FINE_TUNING = ("--batch_size=4", "--gradient_accumulation_steps=8", "--learning_rate=1e-4", "--warmup_iters=0")
-FINE_TUNING_TOKENS, FINE_TUNING_EPOCHS = 4 * 8 * 1024, 3  # per step, at GPT-2's window
+FINE_TUNING_ROWS, FINE_TUNING_EPOCHS = 4 * 8, 3
 LEAST_STEPS, MOST_STEPS = 50, 2000
 
 
@@ -141,9 +143,9 @@ def after_prepare(info: DatasetInfo) -> list[str]:
     def knows(header: Header) -> bool:
         return header.dataset.tokenizer_sha256 == info.tokenizer_sha256
 
-    if info.chat and (run := newest_run(Path("."), knows)):
+    if info.chat and (run := newest_run(Path("."), knows, with_weights=True)):
         words = [f"--init_from={run}", f"--dataset={info.folder}", f"--out_dir={run}-chat", *FINE_TUNING]
-        return [NEXT + command(["gptfit", "train", *words, *_fine_tuning_steps(info)])]
+        return [NEXT + command(["gptfit", "train", *words, *_fine_tuning_steps(info, run)])]
     waiting = list(islice(_configs_for(info.folder), 2))
     if len(waiting) == 1:
         return [NEXT + _begin(waiting[0])]
@@ -171,9 +173,11 @@ def after_train(config: TrainConfig) -> str:
     return NEXT + command(["gptfit", "sample", config.out_dir])
 
 
-def _fine_tuning_steps(info: DatasetInfo) -> list[str]:
+def _fine_tuning_steps(info: DatasetInfo, run: Path) -> list[str]:
+    known = known_shape(str(run))
+    per_step = FINE_TUNING_ROWS * min(known.block_size if known else USUAL_WINDOW, USUAL_WINDOW)
     tokens = info.train.tokens if info.train else 0
-    steps = min(MOST_STEPS, max(LEAST_STEPS, round(FINE_TUNING_EPOCHS * tokens / FINE_TUNING_TOKENS)))
+    steps = min(MOST_STEPS, max(LEAST_STEPS, round(FINE_TUNING_EPOCHS * tokens / per_step)))
     return [f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--eval_interval={steps // 5}", "--eval_iters=20"]
 
 
@@ -188,10 +192,14 @@ def to_compare(config: TrainConfig) -> list[str]:
     return ["to compare: " + command(["gptfit", "compare", other, mine])] if other else []
 
 
-def newest_run(place: Path, fits: Callable[[Header], bool], but: Path | None = None) -> Path | None:
+def newest_run(
+    place: Path, fits: Callable[[Header], bool], but: Path | None = None, with_weights: bool = False
+) -> Path | None:
     """The folder in `place` that was trained last, of those whose header is wanted."""
     try:
         logs = {log.parent: log.stat().st_mtime for log in place.glob(f"*/{RUN_LOG}")}
+        if with_weights:  # a run that was stopped at once has none
+            logs = {run: written for run, written in logs.items() if any(run.glob("*.pt"))}
     except OSError:
         return None
     newest_first = sorted(logs, key=logs.__getitem__, reverse=True)

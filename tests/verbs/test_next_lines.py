@@ -25,8 +25,10 @@ from gptfit.logs.events import DataSaid, Header, event_json
 from gptfit.plan.candidates import Wish
 from gptfit.plan.propose import Proposal, propose
 from gptfit.plan.result import DataFacts
+from gptfit.shape import ModelShape
 from gptfit.shell import command
 from gptfit.units import si
+from gptfit.verbs.common import load
 from gptfit.verbs.next_commands import after_propose, after_train, after_tune, to_compare
 
 
@@ -199,16 +201,21 @@ def test_conversations_teach_the_newest_run_and_are_talked_with(here: Path, say:
     (here / "talk.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)
     assert _next(say("gptfit prepare --chat talk.jsonl"))[0].startswith("gptfit propose "), "there is nobody to teach"
     mine = read_dataset("data/talk").tokenizer_sha256
-    for number, (name, sha) in enumerate({"out-bytes": "other", "out-new": mine, "out-old": mine}.items()):
-        data = "data/talk" if name == "out-old" else "pages"
-        header = event_json(Header(name=name, config={"dataset": data}, dataset=DataSaid(tokenizer_sha256=sha)))
+    shape = ModelShape(2, 2, 64, 256, 50304)
+    runs = {"out-stopped-at-once": mine, "out-bytes": "other", "out-new": mine, "out-old": mine}
+    for number, (name, sha) in enumerate(runs.items()):
+        said = {"dataset": "data/talk" if name == "out-old" else "pages"}
+        header = Header(name=name, config=said, dataset=DataSaid(tokenizer_sha256=sha), shape=shape)
         (here / name).mkdir()
-        (here / name / "run.jsonl").write_text(f"{json.dumps(header)}\n")
+        (here / name / "run.jsonl").write_text(f"{json.dumps(event_json(header))}\n")
+        if number:
+            (here / name / "ckpt.pt").touch()
         os.utime(here / name / "run.jsonl", (1e9, 1e9 - number))
     (line,) = _next(say("gptfit prepare --chat talk.jsonl"))
     assert line.startswith("gptfit train --init_from=out-new --dataset=data/talk --out_dir=out-new-chat ")
-    taught = load_config([], shlex.split(line)[2:]).config
+    taught = load(argparse.Namespace(configs=[], overrides=shlex.split(line)[2:], options=[])).config
     assert (taught.max_iters, taught.warmup_iters, taught.eval_interval) == (50, 0, 10)
+    assert taught.block_size == 256, "what the model knows; the default would not start"
     assert after_train(taught) == "next: gptfit chat out-new-chat"
     assert after_train(taught.replace(dataset="gone")) == "next: gptfit sample out-new-chat"
     assert to_compare(taught) == ["to compare: gptfit compare out-old out-new-chat"], "the newest on the same data"
