@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gptfit.config.keys import KEYS, TrainConfig
 from gptfit.config.read import read_config
-from gptfit.config.start_model import known_shape
+from gptfit.config.start_model import is_pretrained, known_shape
 from gptfit.dataset import DatasetInfo, data_folder, default_name, read_dataset
 from gptfit.errors import GptfitError
 from gptfit.logs.events import Header
@@ -86,7 +86,7 @@ def after_plan(args: argparse.Namespace, plan: Plan) -> str:
         is_waited_for = args.configs and plan.config.dataset not in KNOWN_DATA
         words = ["prepare", "FILE.parquet", "--out", trained_on] if is_waited_for else ["inspect", "FILE.parquet"]
         return "next, with text of your own: " + command(["gptfit", *words])
-    elif not args.configs and plan.epochs and plan.epochs.value > MANY_TIMES:
+    elif not args.configs and not is_pretrained(plan.config) and plan.epochs and plan.epochs.value > MANY_TIMES:
         return "\n".join(to_propose(trained_on, gpu=args.gpu))
     return NEXT + _of_config("tune" if _is_long(plan) else "train", args, more)
 

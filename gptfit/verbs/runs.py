@@ -59,7 +59,7 @@ def _show(rows: list[dict[str, Any]], folder: Path) -> None:
 
     out = console()
     if not rows:
-        out.print(f"no runs in {folder}", markup=False)
+        out.print(f"no runs in {folder}; `gptfit train` makes one", markup=False)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="cyan")
     table.add_column("run", overflow="fold")

@@ -216,6 +216,8 @@ def test_conversations_teach_the_newest_run_and_are_talked_with(here: Path, say:
     taught = load(argparse.Namespace(configs=[], overrides=shlex.split(line)[2:], options=[])).config
     assert (taught.max_iters, taught.warmup_iters, taught.eval_interval) == (50, 0, 10)
     assert taught.block_size == 256, "what the model knows; the default would not start"
+    plan = line.replace("gptfit train", "gptfit plan --gpu 4070")
+    assert _next(say(plan)) == [line], "no proposal: there is a model already"
     assert after_train(taught) == "next: gptfit chat out-new-chat"
     assert after_train(taught.replace(dataset="gone")) == "next: gptfit sample out-new-chat"
     assert to_compare(taught) == ["to compare: gptfit compare out-old out-new-chat"], "the newest on the same data"

@@ -32,6 +32,11 @@ def test_a_folder_of_runs_that_cannot_be_read_is_one_line(
     assert READING in said
 
 
+def test_a_folder_without_runs_says_what_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path)]) == 0
+    assert " ".join(capsys.readouterr().out.split()).endswith("; `gptfit train` makes one")
+
+
 def test_a_log_that_cannot_be_read_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gptfit.logs.open_run import open_run
 
@@ -44,12 +49,16 @@ def test_a_log_that_cannot_be_read_has_a_remedy(tmp_path: Path, monkeypatch: pyt
     assert WRITING not in str(found.value)
 
 
-def test_bytes_that_torch_never_wrote_are_no_checkpoint(tmp_path: Path) -> None:
-    file = tmp_path / "ckpt.pt"
+@pytest.mark.parametrize(
+    ("name", "words"), [("letter.txt", "not a checkpoint"), ("ckpt.pt", "not a readable checkpoint")]
+)
+def test_bytes_that_torch_never_wrote_are_no_checkpoint(name: str, words: str, tmp_path: Path) -> None:
+    """What a run calls its own is damaged; anything else is another kind of file."""
+    file = tmp_path / name
     file.write_bytes(bytes(range(100, 200)) * 100)
     with pytest.raises(RunError) as found:
         load_checkpoint(file)
-    assert str(found.value).startswith(f"{file}: not a checkpoint")
+    assert str(found.value).startswith(f"{file}: {words}")
 
 
 @pytest.mark.parametrize("columns", [60, 80])

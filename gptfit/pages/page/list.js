@@ -110,7 +110,8 @@
     const focused = body.contains(document.activeElement) ? document.activeElement.dataset.what : "";
     body.replaceChildren(...rows);
     if (focused) [...body.querySelectorAll("a, input")].find((one) => one.dataset.what === focused)?.focus();
-    document.getElementById("count").textContent = runs.length + (runs.length === 1 ? " run" : " runs") + ". Tick two or more to compare.";
+    const found = runs.length + (runs.length === 1 ? " run" : " runs") + ". Tick two or more to compare.";
+    document.getElementById("count").textContent = runs.length ? found : "No runs here yet; one that gptfit train begins appears by itself.";
   }
 
   async function ask() {
