@@ -104,9 +104,14 @@ class RunFacts:
         return self.tflops / A100_TFLOPS if self.tflops else None
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has made all the steps it was meant to make."""
+        return bool(self.max_iters) and self.last_step >= (self.max_iters or 0) - 1
+
+    @property
     def total_seconds(self) -> float | None:
         """Training time of the whole schedule: what it took if it is over, else at the usual step time."""
-        if self.max_iters and self.seconds and self.last_step >= self.max_iters - 1:
+        if self.is_over and self.seconds:
             return self.seconds
         return self.max_iters * self.ms_per_step / 1000 if self.max_iters and self.ms_per_step else None
 

@@ -65,15 +65,14 @@ def _ending(facts: RunFacts) -> Figure | None:
     if facts.is_bpb:
         return None
     plan, wanted = planned_loss(facts), facts.max_iters
-    is_over = bool(wanted) and facts.last_step >= (wanted or 0) - 1
-    heading = project_loss(facts, wanted) if wanted and not is_over else None
+    heading = project_loss(facts, wanted) if wanted and not facts.is_over else None
     if facts.is_in_bits:  # as the validation beside it
         scale = facts.bits_per_byte_per_nat or 1.0
         plan, heading = (loss.map(scale) if loss else None for loss in (plan, heading))
     if heading:
         return Figure("heading for", f"{heading.value:.2f}", f"{_range(heading)}{_plan_words(plan)}")
     if plan:
-        return Figure("plan said" if is_over else "plan says", f"{plan.value:.2f}", f"{_range(plan)} at the end")
+        return Figure("plan said" if facts.is_over else "plan says", f"{plan.value:.2f}", f"{_range(plan)} at the end")
     return Figure("peak memory", f"{facts.memory_gib:.1f} GiB") if facts.memory_gib else None
 
 

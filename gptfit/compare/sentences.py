@@ -289,7 +289,8 @@ def _projected(comparison: Comparison) -> list[str]:
         if loss.basis == "measured":
             said = f"reached {loss.value:.3f}{unit}"
         else:
-            said = f"is heading for {loss.value:.2f}{unit} ({loss.low:.2f} to {loss.high:.2f}, {loss.basis})"
+            heads = "would be at, made longer," if comparison.runs[found.run].is_over else "is heading for"
+            said = f"{heads} {loss.value:.2f}{unit} ({loss.low:.2f} to {loss.high:.2f}, {loss.basis})"
         lines.append(f"{subject} {said} at {found.target} (step {count(round(found.step))}{when}).")
     return lines
 

@@ -130,3 +130,12 @@ def test_no_run_is_heading_for_less_than_nothing(tmp_path: Path) -> None:
     for factor in (2, 30, 300):
         found = project_loss(run, factor * 2000.0)
         assert found is None or 0 <= found.low <= found.value
+
+
+def test_a_finished_run_is_heading_nowhere(make_run: MakeRun) -> None:
+    """Where it would be after the time of a longer run is said as what it is."""
+    short, long = make_run("short", steps=100), make_run("long", steps=60, config={"max_iters": 300})
+    said = " ".join(explain(compare_runs([open_run(short), open_run(long)])).sentences)
+    assert "A would be at, made longer, " in said
+    assert "B is heading for" in said
+    assert "A is heading for" not in said
