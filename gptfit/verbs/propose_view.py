@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,8 @@ def reasons(proposals: Proposals, wish: Wish) -> list[str]:
         lines.append("the modern recipe has the lower loss; --only nanogpt proposes what stock nanoGPT trains")
     if proposals.choice.vocabulary and plan.data:
         lines.append(_vocabulary_line(proposals.choice.vocabulary, plan.data, bool(wish.shares)))
+    if wish.source and find_spec("tokenizers") is None:
+        lines.append("no vocabulary was learned from the file to compare: pip install 'gptfit[hf]' for that")
     if plan.config.chunked_loss is True:
         lines.append("the loss in chunks, so that the logits do not fill the card")
     if plan.config.checkpoint_activations:

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gptfit.checkpoint.format import load_checkpoint
@@ -90,3 +92,14 @@ def test_nothing_listed_names_a_file_that_a_wheel_lacks(capsys: pytest.CaptureFi
 def test_the_readme_has_a_row_for_every_verb(repo: Path) -> None:
     rows = re.findall(r"^\| `(\w+)", (repo / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert {"configs", "keys", "completion"} <= set(rows)
+
+
+def test_a_proposal_says_where_no_vocabulary_could_be_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pages.parquet"
+    pq.write_table(pa.table({"text": [f"page {i} of a book about {i} things " * 20 for i in range(2000)]}), file)
+    for module in ("propose", "propose_view"):
+        monkeypatch.setattr(f"gptfit.verbs.{module}.find_spec", lambda name: None)
+    assert main(["propose", "--gpu", "4070", "--hours", "1", "--data", str(file)]) == 0
+    assert "no vocabulary was learned from the file" in " ".join(capsys.readouterr().out.split())
