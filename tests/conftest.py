@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Compiled code is kept between test runs, although each run has a gptfit cache of its own.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
+# Started in the background or under nohup, a program rightly ignores these, and so would every command a test starts.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (getattr(signal, "SIGHUP", 0), signal.SIG_DFL)):
+    if number and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 pytest_plugins = ["tests.small_runs", "tests.made_logs"]  # fixtures for every room
 
 

@@ -91,13 +91,12 @@ def test_a_full_disk_behind_the_output_ends_nothing(small_config: MakeConfig, tm
 
 @posix_only
 def test_a_second_hang_up_does_not_hurry_and_nohup_stays_in_force() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with SignalWatch() as watch:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert watch.received == "SIGHUP"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with SignalWatch() as watch:
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert watch.received == "SIGHUP"
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with SignalWatch() as watch:
             os.kill(os.getpid(), signal.SIGHUP)
             assert watch.received is None
