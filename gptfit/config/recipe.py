@@ -206,7 +206,9 @@ def many_epochs_keys(epochs: float, has_documents: bool) -> dict[str, Any]:
     if epochs <= MANY_EPOCHS:
         return {}
     decay = round(min(MOST_WEIGHT_DECAY, WEIGHT_DECAY * epochs), 3)
-    return {"weight_decay": decay, "dropout": DROPOUT, "shuffle_documents": has_documents}
+    # Over the last epoch: what it learned of its last documents by heart must not weigh more than its first.
+    tail = round(1 / epochs, 3)
+    return {"weight_decay": decay, "dropout": DROPOUT, "average_tail": tail, "shuffle_documents": has_documents}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from gptfit.files import FolderLock, remove_leftovers
 from gptfit.units import gib
 
 # The names of what prepare makes, as a regular expression.
-OURS = r"(?:(?:train|val)(?:-\d{5})?(?:_mask)?\.bin|prepare\.journal(?:\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json)"
+OURS = r"(?:(?:train|val)(?:-\d{5})?(?:_mask)?\.bin|prepare\.journal(?:\.\d+-of-\d+)?\.json|manifest\.json|meta\.pkl|tokenizer\.json|train\.documents)"
 MOST_NOTES = 5  # lines about bad rows of one kind that are passed on; the manifest counts all
 
 

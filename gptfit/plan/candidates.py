@@ -200,12 +200,19 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
     tokens = min(most, _tokens_in_time(wish, setting, pace))
     if tokens < 0.9 * least_iters * setting.tokens_per_step:
         return None
-    decay = keys_for_epochs(tokens / wish.data.tokens.value, shape.arch, 1, has_documents=False)["weight_decay"]
-    expected = expected_loss(shape, tokens, wish.data, optimizer=setting.optimizer, weight_decay=decay)
+    keys = keys_for_epochs(tokens / wish.data.tokens.value, shape.arch, 1, has_documents=False)
+    expected = expected_loss(shape, tokens, wish.data, optimizer=setting.optimizer, weight_decay=keys["weight_decay"])
     if expected is None:
         return None
     seconds = tokens / pace.speed(setting).tokens_per_s.value
+    setting = _averaged(wish, setting, keys.get("average_tail", 0.0))
     return PlannedRun(setting, wish.data, tokens, seconds, nats_per_byte(expected))
+
+
+def _averaged(wish: Wish, setting: Setting, tail: float) -> Setting:
+    """With its weights averaged over so much of its end, where there is memory for them; it takes no time."""
+    averaged = replace(setting, average_tail=tail)
+    return averaged if tail and fits_surely(wish, averaged) else setting
 
 
 def _usual_step(wish: Wish, shape: ModelShape, tokens: float) -> int:

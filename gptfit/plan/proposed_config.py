@@ -36,7 +36,7 @@ def config_of(wish: Wish, candidate: PlannedRun, speed: Speed) -> TrainConfig:
     if setting.shape.arch == "modern":
         values |= {**recipe.training_keys(max_iters), **recipe.SECOND_EDITION, **recipe.length_keys(max_iters)}
         values |= {name: getattr(setting.shape, name) for name in ("value_embeddings", "bigram")}
-    values |= regular
+    values |= {**regular, "average_tail": setting.average_tail}
     if wish.only_nanogpt_keys:
         values.pop("early_stop_evals", None)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gptfit.data.document_index import kept_bounds
 from gptfit.data.token_files import TokenFile
 from gptfit.dataset import Split
 from gptfit.errors import DataError
@@ -15,23 +16,26 @@ KEPT_EPOCHS = 2  # a batch may end one epoch and begin the next
 class ShuffledDocuments(TokenFile):
     """Position e * n_tokens + i is token i of epoch e. The first epoch, which evaluation reads too, is the file as it is.
 
-    Windows that cross from one document into the next meet another one every time. The index is made at the start, by
-    looking for the end of text, and is 24 bytes per document and epoch.
+    Windows that cross from one document into the next meet another one every time. Beside the index of the documents an
+    epoch takes 16 bytes for each of them.
     """
 
     def __init__(self, split: Split, dtype: str, vocab_size: int, end_of_text: int, seed: int) -> None:
         super().__init__(split, dtype, vocab_size)
         self._seed = seed
-        ends = [part.places_of(end_of_text) for part in self._parts]
-        before = [0, *self._ends[:-1].tolist()]
-        inside = [place + start + 1 for place, start in zip(ends, before, strict=True)]
-        self._bounds: Ints = np.unique(np.concatenate([[0], *inside, [self.n_tokens]]).astype(np.int64))
+        self._bounds = kept_bounds([*split.files, *split.masks], end_of_text, lambda: self._find_bounds(end_of_text))
         if len(self._bounds) < 3 and split.documents != 1:  # a single one stays in order
             raise DataError(
                 f"{split.files[0]}: has no end of text (token {end_of_text}) between documents",
                 fix="use shuffle_documents = False, or prepare it again",
             )
         self._orders: dict[int, tuple[Ints, Ints]] = {}
+
+    def _find_bounds(self, end_of_text: int) -> Ints:
+        ends = [part.places_of(end_of_text) for part in self._parts]
+        before = [0, *self._ends[:-1].tolist()]
+        inside = [place + start + 1 for place, start in zip(ends, before, strict=True)]
+        return np.unique(np.concatenate([[0], *inside, [self.n_tokens]]).astype(np.int64))
 
     @property
     def n_documents(self) -> int:

@@ -202,6 +202,8 @@ def test_many_epochs_are_noticed_from_data_and_horizon() -> None:
     assert "shuffle_documents" not in once
     assert once["weight_decay"] == 0.05
     assert (often["shuffle_documents"], often["dropout"]) == (True, 0.1)
+    assert "average_tail" not in once
+    assert often["average_tail"] == pytest.approx(1 / 8.192, abs=1e-3)  # its last epoch
     assert often["weight_decay"] == pytest.approx(0.05 * 8.192, abs=1e-3)
     assert not modern_keys(config, given, (), DataSize(4096, 1_000_000, False))["shuffle_documents"]
     assert modern_keys(config, given, ("dropout",), DataSize(4096, 1_000_000, True)).get("dropout") is None
