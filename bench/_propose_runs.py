@@ -111,9 +111,13 @@ class Timer:
     folder: Path
     kept: Kept
     jobs: int = 1
+    timings: Kept = field(init=False)  # of this machine and this hour: kept with the tokens, not with the runs
     speeds: list[MeasuredSpeed] = field(default_factory=list)
     ms_per_step: dict[str, float] = field(default_factory=dict)
     core: str = field(default_factory=lambda: f"{cpu_name()} {torch.backends.cpu.get_cpu_capability()}")
+
+    def __post_init__(self) -> None:
+        self.timings = Kept(self.folder / "timings.jsonl")
 
     def knows(self, run: Run) -> bool:
         return run.name in self.ms_per_step
@@ -123,7 +127,9 @@ class Timer:
         new = [run for run in runs if not self.knows(run)]
         names = [f"timing {run.name}, {fingerprint(run.timed_keys)}, {self.core}" for run in new]
         passes = [
-            self._kept_or_made([f"{name}, {i}" for name in names], [(timed, (run, self.folder)) for run in new])
+            self._kept_or_made(
+                self.timings, [f"{name}, {i}" for name in names], [(timed, (run, self.folder)) for run in new]
+            )
             for i in range(PASSES)
         ]
         for run, curves in zip(new, zip(*passes, strict=True), strict=True):
@@ -150,25 +156,26 @@ class Timer:
             for run, count in zip(runs, steps, strict=True)
         ]
         jobs = [(trained, (run, count, self.folder)) for run, count in zip(runs, steps, strict=True)]
-        return [curve.final for curve in self._kept_or_made(names, jobs)]
+        return [curve.final for curve in self._kept_or_made(self.kept, names, jobs)]
 
     def _kept_or_made(
-        self, names: Sequence[str], jobs: Sequence[tuple[Callable[..., Curve], tuple[Any, ...]]]
+        self, kept: Kept, names: Sequence[str], jobs: Sequence[tuple[Callable[..., Curve], tuple[Any, ...]]]
     ) -> list[Curve]:
         """Each in a process of its own with one thread, kept as soon as it ends."""
         waiting = [
-            (name, make, words) for name, (make, words) in zip(names, jobs, strict=True) if self.kept.find(name) is None
+            (name, make, words) for name, (make, words) in zip(names, jobs, strict=True) if kept.find(name) is None
         ]
         with get_context("spawn").Pool(self.jobs, torch.set_num_threads, (1,), maxtasksperchild=1) as pool:
             for name, curve in pool.imap_unordered(_named, waiting):
-                self.kept.get(name, lambda curve=curve: curve)
-        found = [self.kept.find(name) for name in names]
+                kept.get(name, lambda curve=curve: curve)
+        found = [kept.find(name) for name in names]
         return [curve for curve in found if curve is not None]
 
     def train_as_proposed(self, runs: Sequence[Run]) -> list[float]:
         """Bits per byte of each run's best checkpoint, after as many steps as its config says or its early stop allows."""
         names = [f"{run.name} as proposed, bits per byte, {fingerprint(_proposed_keys(run))}" for run in runs]
-        return [curve.final for curve in self._kept_or_made(names, [(as_proposed, (run, self.folder)) for run in runs])]
+        jobs = [(as_proposed, (run, self.folder)) for run in runs]
+        return [curve.final for curve in self._kept_or_made(self.kept, names, jobs)]
 
 
 def _named(job: tuple[str, Callable[..., Curve], tuple[Any, ...]]) -> tuple[str, Curve]:

@@ -8,7 +8,7 @@ python bench/propose.py --data little   what is proposed for 120,000 characters 
 
 Time is a core's own (what the process used, not what passed); a neighbour is timed first, with nothing else on the
 machine, and then gets the steps that fill the seconds. Losses are bits per byte of the whole validation text. Runs are
-kept in bench/propose_runs.jsonl and not made again.
+kept in bench/propose_runs.jsonl and not made again; times with the tokens (--folder), since they are of one machine and hour.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def main() -> int:
     parser.add_argument("--data", choices=(*SETS, LITTLE), help="only this one")
     parser.add_argument("--seconds", type=float, default=120.0, help="of one core, per run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one core")
-    parser.add_argument("--folder", type=Path, help="where tokens are kept for the next time (default: nowhere)")
+    parser.add_argument(
+        "--folder", type=Path, help="where tokens and times are kept for the next time (default: nowhere)"
+    )
     parser.add_argument("--keep", type=Path, default=REPO / "bench" / "propose_runs.jsonl", help="finished runs")
     args = parser.parse_args()
     if not (args.shared / "tinyshakespeare.txt").exists():
