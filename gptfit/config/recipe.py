@@ -36,10 +36,11 @@ LEAST_TOKENS_PER_STEP, LEAST_ON_A_CPU = 4_096, 2_048
 # In a run of a few hundred updates their number decides: 3 x 128 with 1,024 tokens per step ends 0.11 nats below 2,048 after
 # as many tokens, with 512 another 0.06 below (docs/recipe.md, one seed). Muon's rounds cost as much as the blocks' own
 # products with 2 tokens per channel, half of that with these. A row of the head learns from its entry's tokens: with 4,096
-# entries 1,024 tokens per step end 0.05 nats below 512. From about 280 updates on they decide no more, and each has its own
-# cost: steps of 2,048 tokens end lower than those of 1,024 with 525 updates against 710, with 970 against 1,459 and with
-# 990 against 2,174, 375 of 2,048 lower than 219 of 4,096, and 1,279 of 512 lower than 1,980 of 256 (bench/propose_runs.jsonl).
-TOKENS_PER_CHANNEL, TOKENS_PER_ENTRY, ENOUGH_UPDATES = 4, 1 / 4, 280
+# entries 1,024 tokens per step end 0.05 nats below 512. From a few hundred on they decide no more, and each has its own
+# cost: in the same time 415 updates of 2,048 tokens end lower than 744 of 1,024, 970 lower than 1,459 and 990 lower than
+# 2,174, 375 of 2,048 lower than 219 of 4,096, 1,279 of 512 lower than 1,980 of 256 (bench/propose_runs.jsonl). Here are
+# counted those that the slow end of a plan's range has time for.
+TOKENS_PER_CHANNEL, TOKENS_PER_ENTRY, ENOUGH_UPDATES = 4, 1 / 4, 200
 WARMUP_FRACTION = 0.0  # Muon's updates have one size from the first on; docs/recipe.md has what a warm-up is worth
 # Track 3 decays over 0.7 of the run and has no floor.
 DECAY_FRACTION = 0.6

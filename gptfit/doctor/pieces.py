@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import Device
-from gptfit.doctor.rounds import LONGEST_S, Action, Costs, Place, Rounds, Timed, Watch
+from gptfit.doctor.rounds import LONGEST_S, Action, Costs, Pace, Place, Rounds, Timed, Watch
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
 from gptfit.model.rotary import rotary_tables
@@ -52,6 +52,7 @@ MUON_WIDTHS = (128, 256, 512, 768)
 LONGEST_HEAD_S = 1.2  # a large vocabulary leaves the caches, which no smaller one tells: half as much again per logit
 CACHE_BYTES = 96 * 2**20  # more than the caches of most processors
 
+YARDSTICK_SIDE = 384
 MUON_LAYERS = 2
 UPDATE_RUNS = 4  # the first of which makes the optimizer's state
 
@@ -88,11 +89,19 @@ def block_shape(arch: str, tokens: int, width: int, layers: int) -> ModelShape:
     return ModelShape(layers, max(1, width // BLOCK_HEAD), width, min(tokens, BLOCK_POSITIONS), 64, arch=arch)
 
 
+def pace_of(device: Device) -> Pace | None:
+    """A small product, whose matrices stay in the caches of a core. A card has a clock of its own and is nobody else's."""
+    if device.kind != "cpu":
+        return None
+    matrix = torch.randn(YARDSTICK_SIDE, YARDSTICK_SIDE, generator=torch.Generator().manual_seed(0))
+    return Pace(lambda: torch.mm(matrix, matrix))
+
+
 class Ruler:
     """Times pieces on one device, in one number format."""
 
-    def __init__(self, device: Device) -> None:
-        self.device, self.watch = device, Watch(device)
+    def __init__(self, device: Device, pace: Pace | None = None) -> None:
+        self.device, self.watch = device, Watch(device, pace=pace)
         self.rounds = Rounds(self.watch)
         self.generator = torch.Generator().manual_seed(0)
 

@@ -18,11 +18,40 @@ MOST_RUNS = 20
 ENOUGH_S = 1.0
 LONG_S = 0.3  # a first run of so long is worth a visit: what it also fetches is little beside
 LONGEST_S = 0.7  # what would take longer in one run is not run
+YARDSTICK_RUNS, YARDSTICK_HOLDS_S = 3, 0.25
 TOKENS_MATTER = 0.1  # a cost per unit of work depends on the number of tokens far less than on a width
 
 Place = tuple[float, ...]
 Action = Callable[[], object]
 Clock = Callable[[], float]
+
+
+class Pace:
+    """How fast the machine is at the moment, told by a yardstick: an action that is always the same.
+
+    A core that is shared with strangers runs for minutes a tenth slower, and what was timed then would be slow forever.
+    """
+
+    def __init__(self, yardstick: Action, clock: Clock = time.perf_counter) -> None:
+        self._yardstick, self._clock = yardstick, clock
+        self._readings: list[float] = []
+        self._until = -math.inf
+
+    def now(self) -> float:
+        """Seconds of the yardstick, at most so long ago."""
+        if self._clock() > self._until:
+            self._readings.append(min(self._seconds() for _ in range(YARDSTICK_RUNS)))
+            self._until = self._clock() + YARDSTICK_HOLDS_S
+        return self._readings[-1]
+
+    @property
+    def usual(self) -> float:
+        return median(self._readings)
+
+    def _seconds(self) -> float:
+        began = self._clock()
+        self._yardstick()
+        return self._clock() - began
 
 
 @dataclass(frozen=True)
@@ -32,6 +61,7 @@ class Watch:
     device: Device
     clock: Clock = time.perf_counter
     cpu_clock: Clock = time.thread_time
+    pace: Pace | None = None  # none: every moment is like the others
 
     def seconds(self, action: Action) -> float:
         began, began_cpu = self.clock(), self.cpu_clock()
@@ -40,23 +70,36 @@ class Watch:
         elapsed, own = self.clock() - began, self.cpu_clock() - began_cpu
         return own if self.device.kind == "cpu" and own < FAIR_CPU_SHARE * elapsed else elapsed
 
+    def at_usual_pace(self, time_it: Callable[[], float]) -> float:
+        """What was timed, in units of the yardstick before and after it; `usual` makes seconds of it again."""
+        if self.pace is None:
+            return time_it()
+        before = self.pace.now()
+        seconds = time_it()
+        return 2 * seconds / (before + self.pace.now())
+
+    @property
+    def usual(self) -> float:
+        return 1.0 if self.pace is None else self.pace.usual
+
 
 class Timed:
-    """An action and what its visits took, the median of each."""
+    """An action and what its visits took, the median of each, at the pace the machine usually had."""
 
     def __init__(self, action: Action, watch: Watch) -> None:
         self._action, self._watch = action, watch
-        self._spent_s = first_s = self._once()  # which also fetches memory and makes gradients
-        self.visits: list[float] = [first_s] if first_s > LONG_S else []
+        self._spent_s = 0.0
+        first = watch.at_usual_pace(self._once)  # which also fetches memory and makes gradients
+        self.visits: list[float] = [first] if self._spent_s > LONG_S else []
 
     @property
     def seconds(self) -> float:
-        return median(self.visits)
+        return median(self.visits) * self._watch.usual
 
     @property
     def best(self) -> float:
         """The least: whether others would take too long must not be decided by a moment in which the machine was slow."""
-        return min(self.visits)
+        return min(self.visits) * self._watch.usual
 
     @property
     def is_enough(self) -> bool:
@@ -68,14 +111,18 @@ class Timed:
             self.visit()
 
     def visit(self) -> None:
+        self.visits.append(self._watch.at_usual_pace(self._several))
+
+    def _several(self) -> float:
         times = [self._once()]
         while sum(times) < VISIT_S and len(times) < MOST_RUNS:
             times.append(self._once())
-        self._spent_s += sum(times)
-        self.visits.append(median(times))
+        return median(times)
 
     def _once(self) -> float:
-        return self._watch.seconds(self._action)
+        seconds = self._watch.seconds(self._action)
+        self._spent_s += seconds
+        return seconds
 
 
 class Beside(Timed):
@@ -91,7 +138,7 @@ class Beside(Timed):
 
     def visit(self) -> None:
         before, own, after = self._usual._once(), self._once(), self._usual._once()
-        self._spent_s += before + own + after
+        self._spent_s += before + after
         self.visits.append(2 * own / (before + after))
 
 

@@ -65,7 +65,7 @@ def test_a_narrow_model_on_a_cpu_takes_smaller_steps_and_a_card_does_not() -> No
 
 
 def test_a_run_with_updates_enough_takes_larger_steps() -> None:
-    assert [least_tokens_per_step(64, 65, tokens, is_cpu=True) for tokens in (1e5, 2e5, 3e5, 6e5, 1e9)] == [
+    assert [least_tokens_per_step(64, 65, tokens, is_cpu=True) for tokens in (1e5, 2e5, 3e5, 5e5, 1e9)] == [
         256,
         512,
         1024,

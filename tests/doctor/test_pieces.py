@@ -11,7 +11,7 @@ import pytest
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
 from gptfit.doctor.calibrate import TINY, TINY_BATCH, WHOLE, between, complete, micro_seconds, scales, settled
-from gptfit.doctor.rounds import Rounds, Watch
+from gptfit.doctor.rounds import Pace, Rounds, Watch
 from gptfit.plan.calibration import step_parts
 from gptfit.plan.grid import grid_of
 from gptfit.plan.setting import Setting
@@ -92,6 +92,19 @@ def test_a_slow_moment_of_the_machine_is_one_sample_of_each_piece_and_no_piece_i
     each.go(1)
     assert [one.seconds for one in timed] == [pytest.approx(0.1)] * 2
     assert "".join(clock.ran).endswith("abab"), "in turns"
+
+
+def test_a_slow_minute_makes_nothing_slow_that_was_timed_in_it() -> None:
+    """One format was timed in a machine's fast minute, the other in a slow one: 10 % too fast, 10 % too slow."""
+    clock = Clock()
+    slowness = 1.0
+    pace = Pace(clock.action(lambda: 0.001 * slowness), clock)
+    each = Rounds(Watch(CPU, clock, clock, pace))
+    in_fast_minute = [each.timed(clock.action(lambda: 0.1 * slowness)) for _ in range(9)]
+    slowness, clock.now = 1.25, clock.now + 60
+    in_slow_minute = [each.timed(clock.action(lambda: 0.1 * slowness)) for _ in range(3)]
+    assert {round(one.seconds, 3) for one in in_fast_minute} == {0.1}
+    assert [one.seconds for one in in_slow_minute] == pytest.approx([0.1] * 3, rel=0.03)
 
 
 def test_another_way_is_held_against_the_usual_one_run_at_the_same_time() -> None:
