@@ -50,7 +50,8 @@ SHAPES = 24
 SEED = 90211
 QUIET = 0.03  # of the cores; what was timed beside more than that is timed again
 TRIES = 3
-AGAIN = 6  # of the shapes are run once more at the end: how far one machine is from itself
+# Every shape is run once more when all have run, minutes later, and the mean of both counts: a machine with neighbours is
+# a tenth faster in one minute than in another, and how far it is from itself is told with the errors.
 LONGEST_MICRO_STEP_S = 2.0  # as calibration predicts it; bfloat16 without units of its own can take minutes
 CONDITIONS = (
     f"Shapes are drawn (seed {SEED}), half of them in each number format, and those whose micro-step would take longer than "
@@ -181,7 +182,7 @@ def _begun(out: Path, again: bool, card: Path | None) -> dict[str, Any]:
     """What was calibrated and measured so far, as long as it is not all."""
     if out.is_file() and not again:
         kept: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        if len(kept["tried"]) < SHAPES or len(kept.get("again", ())) < AGAIN:
+        if len(kept["tried"]) < SHAPES or len(kept.get("again", ())) < len(kept["rows"]):
             return kept
     if card is not None:
         sent = json.loads(card.read_text(encoding="utf-8"))
@@ -210,11 +211,12 @@ def _go_on(kept: dict[str, Any], out: Path, until: float, tries: int) -> None:
         kept["tried"].append(asdict(shape))
         _keep(kept, out)
 
-    for row in kept["rows"][len(kept.setdefault("again", [])) : AGAIN]:
+    for row in kept["rows"][len(kept.setdefault("again", [])) :]:
         if time.monotonic() >= until or len(kept["tried"]) < SHAPES:
             break
         second = measure(Unseen(**row["shape"]), tries)
         kept["again"].append(second and second.tokens_per_s)
+        print(f"  {Unseen(**row['shape']).name}: again {_change(row, kept['again'][-1]):+.1%}", file=sys.stderr)
         _keep(kept, out)
 
 
@@ -225,18 +227,31 @@ def _keep(kept: dict[str, Any], out: Path) -> None:
 def read(path: Path = RESULTS) -> tuple[Calibration, list[Row], float]:
     """(calibration, rows, seconds that calibrating took)."""
     values = json.loads(path.read_text(encoding="utf-8"))
-    rows = [Row(**{**row, "shape": Unseen(**row["shape"])}) for row in values["rows"]]
-    return calibration_from_json(values["calibration"]), rows, values["seconds"]
+    again = values.get("again", ())
+    rows = [
+        Row(**{**row, "shape": Unseen(**row["shape"]), "tokens_per_s": row["tokens_per_s"] * (1 + change / 2)})
+        for row, change in zip(values["rows"], map(_change, values["rows"], again), strict=False)
+    ]
+    once = [Row(**{**row, "shape": Unseen(**row["shape"])}) for row in values["rows"][len(rows) :]]
+    return calibration_from_json(values["calibration"]), rows + once, values["seconds"]
+
+
+def _change(row: dict[str, Any], second: float | None) -> float:
+    """From a shape's first run to its second."""
+    return second / row["tokens_per_s"] - 1 if second else 0.0
 
 
 def repeated(path: Path = RESULTS) -> str:
-    """How far the same shapes were from themselves at the end of the bench."""
+    """How far the same shapes were from themselves."""
     values = json.loads(path.read_text(encoding="utf-8"))
-    pairs = zip(values["rows"], values.get("again", ()), strict=False)
-    moved = [second / row["tokens_per_s"] - 1 for row, second in pairs if second]
+    moved = [_change(*pair) for pair in zip(values["rows"], values.get("again", ()), strict=False)]
     if not moved:
         return ""
-    return f"{len(moved)} of the shapes run once more at the end: tokens/s {min(moved):+.1%} to {max(moved):+.1%}."
+    middle = sorted(map(abs, moved))[len(moved) // 2]
+    return (
+        f"{len(moved)} of the shapes were run once more, minutes later: tokens/s {min(moved):+.1%} to {max(moved):+.1%}, half "
+        f"of them within {middle:.1%} of themselves; the mean of both counts."
+    )
 
 
 def note(path: Path = RESULTS) -> str:

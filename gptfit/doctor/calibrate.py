@@ -51,7 +51,9 @@ WHOLE = (
     (ModelShape(2, 4, 256, 64, 1200), 1),
 )
 LONGEST_WHOLE_S = 0.8  # a micro-step that the pieces put beyond is not run
-WHOLE_ERROR, PRIOR_ERROR = 0.03, 0.15  # of a whole model's time; of the pieces' sum before whole models were seen
+# Of a whole model's time; of the pieces' sum before whole models were seen; and of the loss beside the blocks: where the
+# models that are quick enough have little of it, what they leave unexplained must not become its cost.
+WHOLE_ERROR, PRIOR_ERROR, HEAD_ERROR = 0.03, 0.15, 0.1
 MOST_SCALE = 2.0
 
 
@@ -220,7 +222,7 @@ def settled(found: Calibration, dtype: str, whole: Sequence[tuple[Setting, float
 
 
 def scales(whole: Sequence[tuple[dict[str, float], float]]) -> tuple[float, float]:
-    """Of the blocks and of the loss: least squares of relative errors, and of how far both are from one.
+    """Of the blocks and of the loss: least squares of relative errors, of how far the first is from one, the second from it.
 
     >>> scales([])
     (1.0, 1.0)
@@ -230,10 +232,11 @@ def scales(whole: Sequence[tuple[dict[str, float], float]]) -> tuple[float, floa
         blocks, head = (parts["blocks"] + parts["attention"]) / seconds, parts["head and loss"] / seconds
         rest = sum(value for name, value in parts.items() if name not in PER_UPDATE) / seconds - blocks - head
         rows.append((blocks, head, 1 - rest))
-    weight = (WHOLE_ERROR / PRIOR_ERROR) ** 2
-    bb, hh = (sum(row[i] ** 2 for row in rows) + weight for i in (0, 1))
-    bh = sum(row[0] * row[1] for row in rows)
-    b, h = (sum(row[i] * row[2] for row in rows) + weight for i in (0, 1))
+    prior, together = (WHOLE_ERROR / PRIOR_ERROR) ** 2, (WHOLE_ERROR / HEAD_ERROR) ** 2
+    bb = sum(row[0] ** 2 for row in rows) + prior + together
+    hh = sum(row[1] ** 2 for row in rows) + together
+    bh = sum(row[0] * row[1] for row in rows) - together
+    b, h = sum(row[0] * row[2] for row in rows) + prior, sum(row[1] * row[2] for row in rows)
     size = bb * hh - bh**2
     found = ((hh * b - bh * h) / size, (bb * h - bh * b) / size)
     first, second = (min(max(value, 1 / MOST_SCALE), MOST_SCALE) for value in found)

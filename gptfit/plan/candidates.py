@@ -195,9 +195,13 @@ def runs_of(
 def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: int) -> PlannedRun | None:
     most, shape = epochs * wish.data.tokens.value, setting.shape
     tokens = min(most, _tokens_in_time(wish, setting, pace))
-    # The step is sized for the run's length, which the speed of that step decides: once around is enough.
-    setting = _with_step(setting, min(_usual_step(wish, shape, tokens), int(tokens / least_iters)))
-    tokens = min(most, _tokens_in_time(wish, setting, pace))
+    # The step is sized for the run's length, which the speed of that step decides: twice around is enough.
+    largest = setting
+    for _ in range(2):
+        setting = _with_step(largest, min(_usual_step(wish, shape, tokens), int(tokens / least_iters)))
+        setting = _of_length(setting, tokens)
+        tokens = min(most, _tokens_in_time(wish, setting, pace))
+    setting = _of_length(setting, tokens)
     if tokens < 0.9 * least_iters * setting.tokens_per_step:
         return None
     keys = keys_for_epochs(tokens / wish.data.tokens.value, shape.arch, 1, has_documents=False)
@@ -207,6 +211,14 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
     seconds = tokens / pace.speed(setting).tokens_per_s.value
     setting = _averaged(wish, setting, keys.get("average_tail", 0.0))
     return PlannedRun(setting, wish.data, tokens, seconds, nats_per_byte(expected))
+
+
+def _of_length(setting: Setting, tokens: float) -> Setting:
+    """The modern model that a run of so many tokens trains: a short one has no layer scalars."""
+    if setting.shape.arch != "modern":
+        return setting
+    keys = recipe.length_keys(int(tokens // setting.tokens_per_step))
+    return replace(setting, shape=replace(setting.shape, layer_scalars=keys["layer_scalars"]))
 
 
 def _averaged(wish: Wish, setting: Setting, tail: float) -> Setting:
