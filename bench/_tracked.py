@@ -13,6 +13,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
 from gptfit.model import head
+from gptfit.model.tables import Table
 from gptfit.train.engine import Engine, build_engine
 from gptfit.train.kept_state import KeptStateOptimizer
 
@@ -57,8 +58,8 @@ def _micro_step(engine: Engine, ids: torch.Tensor, is_last: bool) -> None:
 def host_bytes(engine: Engine) -> int:
     """State that is kept in host memory, and tables with their gradients and state; on a CPU all of it is in one place."""
     optimizer, total = engine.optimizer, 0
-    tables = [m.weight for m in engine.model.modules() if getattr(m, "is_on_host", False)]
     if engine.model.tables_on_host:
+        tables = [module.weight for module in engine.model.modules() if isinstance(module, Table)]
         away = {*tables, engine.model.lm_head.weight}
         total += sum(2 * weight.nbytes for weight in away)  # the gradient is as large
         if not isinstance(optimizer, KeptStateOptimizer):

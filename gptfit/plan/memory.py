@@ -155,13 +155,13 @@ def logit_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> float:
     shape, tokens = setting.shape, setting.micro_tokens
     if setting.chunked_loss:
         chunk = min(constants.chunk_tokens, tokens)
-        # One chunk's logits, which become their gradient; where that is not one kernel, float32 copies of a few rows.
-        # Then the gradients that are ready in forward: float32 for the hidden states and for the head, plus the head's
-        # 16-bit partial product.
+        # One chunk's logits, which become their gradient; where that is not one kernel, float32 copies of a few rows, twice
+        # as many where a cap bends them. Then the gradients that are ready in forward: float32 for the hidden states, beside
+        # which these are in 16 bits, and for the head.
         chunk_bytes = float(chunk * shape.vocab_size * setting.element_bytes)
         if not (setting.compile and setting.fused_loss):
-            chunk_bytes += 12.0 * min(SOFTMAX_ROWS, chunk) * shape.vocab_size
-        return chunk_bytes + 6.0 * tokens * shape.n_embd + 6.0 * shape.vocab_size * shape.n_embd
+            chunk_bytes += (16.0 if shape.logit_softcap else 8.0) * min(SOFTMAX_ROWS, chunk) * shape.vocab_size
+        return chunk_bytes + 6.0 * tokens * shape.n_embd + 4.0 * shape.vocab_size * shape.n_embd
     if setting.compile:
         # With them the head's gradient, before it is widened.
         one = setting.element_bytes * tokens * shape.vocab_size
