@@ -66,9 +66,7 @@ def _own() -> str:
     curves = own_curves()
     if not curves or not FACTS.exists():
         return NOT_YET
-    facts = OwnFacts(**json.loads(FACTS.read_text(encoding="utf-8")))
-    ratios = [ratio for curve in curves if (ratio := facts.seconds_ratio(curve))]
-    return f"1/{spread(ratios, 1)}" if len(ratios) == len(curves) else "missed: its bits per byte were not reached"
+    return OwnFacts(**json.loads(FACTS.read_text(encoding="utf-8"))).said(curves)
 
 
 def _epochs() -> str:

@@ -55,6 +55,18 @@ class OwnFacts:
             return None
         return SETUP.steps * self.nanogpt_ms / (reached / SETUP.ours.tokens_per_step * self.our_ms)
 
+    def said(self, curves: Sequence[Curve]) -> str:
+        """The share of nanoGPT's seconds, or by how much its bits per byte were missed."""
+        ratios = [ratio for curve in curves if (ratio := self.seconds_ratio(curve))]
+        if len(ratios) == len(curves):
+            return f"1/{spread(ratios, 1)}"
+        bits, seconds = [self.bits(curve.final) for curve in curves], SETUP.our_steps * self.our_ms
+        share = SETUP.steps * self.nanogpt_ms / seconds
+        return (
+            f"missed: {spread(bits, 3)} bits per byte instead of {self.target_bits:.3f} after 1/{SETUP.share:g} of the tokens, "
+            f"in 1/{share:.1f} of its seconds"
+        )
+
 
 def run_name(seed: int) -> str:
     keys = fingerprint(SETUP.ours.keys | SETUP.edition_keys)
@@ -105,9 +117,7 @@ def own_lines() -> list[str]:
 
 
 def _row(facts: OwnFacts, curves: Sequence[Curve]) -> str:
-    ratios = [ratio for curve in curves if (ratio := facts.seconds_ratio(curve))]
-    all_reached = len(ratios) == len(curves)
-    said = f"1/{spread(ratios, 1)} (aim 1/{TARGET:g})" if all_reached else f"reached by {len(ratios)} of {len(curves)}"
+    said = f"{facts.said(curves)} (aim 1/{TARGET:g})"
     bits = [facts.bits(curve.final) for curve in curves]
     seeds = f"{len(curves)} seed{'s' * (len(curves) > 1)}"
     return (
