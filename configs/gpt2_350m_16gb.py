@@ -1,6 +1,6 @@
 # GPT-2 350M on a card of 16 GB
 # prepare the data first: gptfit prepare SOURCE --out data/openwebtext; before you start: gptfit plan THIS_FILE --gpu NAME
-# plan for RTX 4070 Ti SUPER 16GB: 13.9 GiB, 28.2k tokens/s (24.0k to 32.4k), 2 d 22 h
+# plan for RTX 4070 Ti SUPER 16GB: 13.8 GiB, 28.2k tokens/s (24.0k to 32.4k), 2 d 22 h
 # expected validation loss 2.95 (2.82 to 3.08)
 # 353.6M parameters as nanoGPT counts them (vocabulary 50,304 unless the data says otherwise), 2.42B FLOPs per token
 # 8 rows x 1024 tokens x 64 micro-steps = 524,288 tokens per step

@@ -13,7 +13,7 @@ import torch
 from gptfit.config.keys import TrainConfig
 from gptfit.device.allocator import keep_freed_memory
 from gptfit.device.device import Device, find_device, has_bf16
-from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler, pace_of
+from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler, yardstick_of
 from gptfit.doctor.rounds import Costs, Place, Timed
 from gptfit.plan.calibration import PER_UPDATE, Calibration, step_parts
 from gptfit.plan.grid import Grid, grid_of
@@ -137,8 +137,8 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
     began, device = time.monotonic(), find_device(config)
     if device.kind == "cpu":
         keep_freed_memory()
-    pace = pace_of(device)
-    rulers = {dtype: Ruler(replace(device, dtype=dtype), pace) for dtype in dtypes_of(device)}
+    yardstick = yardstick_of(device)
+    rulers = {dtype: Ruler(replace(device, dtype=dtype), yardstick) for dtype in dtypes_of(device)}
     with collection_frozen():
         pieces = [_pieces(ruler, compiled, tell) for ruler in rulers.values()]
         first = next(iter(rulers.values()))

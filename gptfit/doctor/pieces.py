@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import Device
-from gptfit.doctor.rounds import LONGEST_S, Action, Costs, Pace, Place, Rounds, Timed, Watch
+from gptfit.doctor.rounds import LONGEST_S, Action, Costs, Place, Rounds, Timed, Watch, Yardstick
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
 from gptfit.model.rotary import rotary_tables
@@ -89,19 +89,20 @@ def block_shape(arch: str, tokens: int, width: int, layers: int) -> ModelShape:
     return ModelShape(layers, max(1, width // BLOCK_HEAD), width, min(tokens, BLOCK_POSITIONS), 64, arch=arch)
 
 
-def pace_of(device: Device) -> Pace | None:
+def yardstick_of(device: Device) -> Yardstick | None:
     """A small product, whose matrices stay in the caches of a core. A card has a clock of its own and is nobody else's."""
     if device.kind != "cpu":
         return None
     matrix = torch.randn(YARDSTICK_SIDE, YARDSTICK_SIDE, generator=torch.Generator().manual_seed(0))
-    return Pace(lambda: torch.mm(matrix, matrix))
+    watch = Watch(device)
+    return Yardstick(lambda: watch.seconds(lambda: torch.mm(matrix, matrix)))
 
 
 class Ruler:
     """Times pieces on one device, in one number format."""
 
-    def __init__(self, device: Device, pace: Pace | None = None) -> None:
-        self.device, self.watch = device, Watch(device, pace=pace)
+    def __init__(self, device: Device, yardstick: Yardstick | None = None) -> None:
+        self.device, self.watch = device, Watch(device, yardstick=yardstick)
         self.rounds = Rounds(self.watch)
         self.generator = torch.Generator().manual_seed(0)
 

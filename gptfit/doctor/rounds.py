@@ -26,19 +26,19 @@ Action = Callable[[], object]
 Clock = Callable[[], float]
 
 
-class Pace:
-    """How fast the machine is at the moment, told by a yardstick: an action that is always the same.
+class Yardstick:
+    """How fast the machine is at the moment, told by an action that is always the same.
 
     A core that is shared with strangers runs for minutes a tenth slower, and what was timed then would be slow forever.
     """
 
-    def __init__(self, yardstick: Action, clock: Clock = time.perf_counter) -> None:
-        self._yardstick, self._clock = yardstick, clock
+    def __init__(self, seconds: Callable[[], float], clock: Clock = time.perf_counter) -> None:
+        self._seconds, self._clock = seconds, clock  # timed as everything else is
         self._readings: list[float] = []
         self._until = -math.inf
 
     def now(self) -> float:
-        """Seconds of the yardstick, at most so long ago."""
+        """Seconds it takes, timed a moment ago at most."""
         if self._clock() > self._until:
             self._readings.append(min(self._seconds() for _ in range(YARDSTICK_RUNS)))
             self._until = self._clock() + YARDSTICK_HOLDS_S
@@ -48,11 +48,6 @@ class Pace:
     def usual(self) -> float:
         return median(self._readings)
 
-    def _seconds(self) -> float:
-        began = self._clock()
-        self._yardstick()
-        return self._clock() - began
-
 
 @dataclass(frozen=True)
 class Watch:
@@ -61,7 +56,7 @@ class Watch:
     device: Device
     clock: Clock = time.perf_counter
     cpu_clock: Clock = time.thread_time
-    pace: Pace | None = None  # none: every moment is like the others
+    yardstick: Yardstick | None = None  # none: every moment is like the others
 
     def seconds(self, action: Action) -> float:
         began, began_cpu = self.clock(), self.cpu_clock()
@@ -72,15 +67,15 @@ class Watch:
 
     def at_usual_pace(self, time_it: Callable[[], float]) -> float:
         """What was timed, in units of the yardstick before and after it; `usual` makes seconds of it again."""
-        if self.pace is None:
+        if self.yardstick is None:
             return time_it()
-        before = self.pace.now()
+        before = self.yardstick.now()
         seconds = time_it()
-        return 2 * seconds / (before + self.pace.now())
+        return 2 * seconds / (before + self.yardstick.now())
 
     @property
     def usual(self) -> float:
-        return 1.0 if self.pace is None else self.pace.usual
+        return 1.0 if self.yardstick is None else self.yardstick.usual
 
 
 class Timed:

@@ -11,7 +11,7 @@ import pytest
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
 from gptfit.doctor.calibrate import TINY, TINY_BATCH, WHOLE, between, complete, micro_seconds, scales, settled
-from gptfit.doctor.rounds import Pace, Rounds, Watch
+from gptfit.doctor.rounds import Rounds, Watch, Yardstick
 from gptfit.plan.calibration import step_parts
 from gptfit.plan.grid import grid_of
 from gptfit.plan.setting import Setting
@@ -98,8 +98,8 @@ def test_a_slow_minute_makes_nothing_slow_that_was_timed_in_it() -> None:
     """One format was timed in a machine's fast minute, the other in a slow one: 10 % too fast, 10 % too slow."""
     clock = Clock()
     slowness = 1.0
-    pace = Pace(clock.action(lambda: 0.001 * slowness), clock)
-    each = Rounds(Watch(CPU, clock, clock, pace))
+    yardstick = Yardstick(lambda: 0.001 * slowness, clock)
+    each = Rounds(Watch(CPU, clock, clock, yardstick))
     in_fast_minute = [each.timed(clock.action(lambda: 0.1 * slowness)) for _ in range(9)]
     slowness, clock.now = 1.25, clock.now + 60
     in_slow_minute = [each.timed(clock.action(lambda: 0.1 * slowness)) for _ in range(3)]
