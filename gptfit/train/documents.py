@@ -23,13 +23,16 @@ class ShuffledDocuments(TokenFile):
     def __init__(self, split: Split, dtype: str, vocab_size: int, end_of_text: int, seed: int) -> None:
         super().__init__(split, dtype, vocab_size)
         self._seed = seed
+        self._bounds: Ints = np.zeros(1, dtype=np.int64)
+        self._orders: dict[int, tuple[Ints, Ints]] = {}
+        if not self.n_tokens:
+            return  # whoever opens it says so
         self._bounds = kept_bounds([*split.files, *split.masks], end_of_text, lambda: self._find_bounds(end_of_text))
         if len(self._bounds) < 3 and split.documents != 1:  # a single one stays in order
             raise DataError(
                 f"{split.files[0]}: has no end of text (token {end_of_text}) between documents",
                 fix="use shuffle_documents = False, or prepare it again",
             )
-        self._orders: dict[int, tuple[Ints, Ints]] = {}
 
     def _find_bounds(self, end_of_text: int) -> Ints:
         ends = [part.places_of(end_of_text) for part in self._parts]

@@ -134,12 +134,12 @@ def whole_settings() -> Iterator[Setting]:
 
 
 def test_whole_models_correct_what_their_pieces_add_up_to() -> None:
-    """A device where blocks take a third more and the loss a tenth more in a model than alone."""
+    """A device where blocks take a third more and the loss a fifth less in a model than alone."""
     found = made()
     truth = []
     for setting in whole_settings():
         parts = step_parts(setting, found)
-        more = 0.33 * (parts["blocks"] + parts["attention"]) + 0.1 * parts["head and loss"]
+        more = 0.33 * (parts["blocks"] + parts["attention"]) - 0.2 * parts["head and loss"]
         truth.append((setting, micro_seconds(setting, found) + more))
     better = settled(found, "float32", truth)
     for setting, seconds in truth:
@@ -153,7 +153,7 @@ def test_models_with_little_loss_say_of_it_what_they_say_of_blocks() -> None:
     parts = {"blocks": 0.9, "attention": 0.05, "head and loss": 0.05}
     blocks, head = scales([(parts, 1.08)] * 5)
     assert blocks == pytest.approx(1.08, abs=0.01)
-    assert head == pytest.approx(blocks, abs=0.01)
+    assert head == pytest.approx(blocks, abs=0.02)
 
 
 def test_whole_models_cannot_turn_a_cost_into_nothing() -> None:

@@ -80,6 +80,14 @@ def test_a_file_without_ends_is_refused(tmp_path: Path) -> None:
         ShuffledDocuments(Split(50, (tmp_path / "a.bin",)), "uint16", 1000, END, seed=3)
 
 
+@pytest.mark.parametrize("files", [(), ("a.bin",)])
+def test_an_empty_split_can_be_opened_for_its_emptiness_to_be_said(tmp_path: Path, files: tuple[str, ...]) -> None:
+    (tmp_path / "a.bin").touch()
+    file = ShuffledDocuments(Split(0, tuple(tmp_path / name for name in files)), "uint16", 1000, END, seed=3)
+    assert (file.n_tokens, file.n_documents) == (0, 0)
+    assert not (tmp_path / "a.documents").exists()
+
+
 def test_a_single_document_stays_in_order(tmp_path: Path) -> None:
     np.arange(50, dtype=np.uint16).tofile(tmp_path / "a.bin")
     file = ShuffledDocuments(Split(50, (tmp_path / "a.bin",), documents=1), "uint16", 1000, END, seed=3)
