@@ -16,10 +16,12 @@ HOST_KINDS = ("embedding", "position", "table", "head")  # what embedding_device
 class Holding:
     """Bytes of one process that do not depend on the micro-batch."""
 
-    weights: float  # with 16-bit copies, or the gathered blocks
+    weights: float  # with the gathered blocks of a divided model
     state: float
     gradients: float  # when all exist
     early_gradients: float  # those that exist already at the first loss of a step
+    copies: float = 0.0  # of weights, in the format they are multiplied in
+    copies_at_loss: float = 0.0  # those that exist there
 
 
 def holding(setting: Setting, state_bytes: float) -> Holding:
@@ -27,15 +29,34 @@ def holding(setting: Setting, state_bytes: float) -> Holding:
     if setting.is_sharded:
         return _of_part(setting, state_bytes)
     away = host_weights(setting)
-    # Autocast's 16-bit weights; in float32 a head in host memory is copied for the loss.
-    copies = 2.0 * weights if setting.dtype != "float32" else WEIGHT_BYTES * head_weights(setting) if away else 0.0
+    copies = _copies(setting)
     gradients: float = GRADIENT_BYTES * (weights - away)
     if setting.gradient_dtype == "bfloat16":
         gradients -= 2.0 * setting.shape.sizes["matrix"]
     # Gradients are set to None after an update: with a single micro-step none exist yet when the loss peaks.
     # With several processes they live in DDP's buckets (gradient_as_bucket_view), which stay.
     is_early = setting.accumulation > 1 or n > 1
-    return Holding(WEIGHT_BYTES * (weights - away) + copies, state_bytes, gradients, gradients if is_early else 0.0)
+    return Holding(
+        WEIGHT_BYTES * (weights - away),
+        state_bytes,
+        gradients,
+        early_gradients=gradients if is_early else 0.0,
+        copies=copies,
+        copies_at_loss=copies - _given_back(setting),
+    )
+
+
+def _copies(setting: Setting) -> float:
+    """Autocast's 16-bit weights, of all that is multiplied and not looked up; in float32 a head in host memory's for the loss."""
+    if setting.dtype != "float32":
+        return 2.0 * setting.shape.matmul_weights
+    return float(WEIGHT_BYTES * head_weights(setting)) if host_weights(setting) else 0.0
+
+
+def _given_back(setting: Setting) -> float:
+    """Copies of what an eagerly checkpointed block multiplies, which it makes again in backward."""
+    is_eager = setting.checkpoint_activations and not setting.compile and setting.dtype != "float32"
+    return 2.0 * setting.shape.sizes["matrix"] if is_eager else 0.0
 
 
 def host_weights(setting: Setting) -> int:

@@ -29,16 +29,16 @@ MICRO_BATCH_LIMIT = 1024
 class MemoryConstants:
     """Every number of the model that is not arithmetic. Derivations and errors: docs/formulas.md."""
 
-    # Saved for backward per token, layer and channel with autocast; tensors counted one by one in formulas.md.
-    block_bytes_eager: float = 38.0
-    # What torch.compile's partitioner keeps of the same block, counted from its forward graph (formulas.md).
-    block_bytes_compiled: float = 36.0
+    # Saved for backward per token, layer and channel with autocast: tensors counted one by one eagerly, and of what
+    # torch.compile's partitioner keeps from its forward graph (formulas.md).
+    block_bytes: float = 36.0
     # Besides, turned queries and keys, and a copy of attention's result; the norms' inputs are the stream itself.
     block_bytes_modern: float = 42.0
-    # Outside the blocks at the peak of compiled code: the embedding, the last norm and the gradient before it.
+    # Outside the blocks at the peak: the embedding, the last norm and the gradient before it.
     outside_bytes: float = 8.0
     # The same block eagerly, counted by torch's tracker (bench/memory.py) at 24 layers: norms and rotary keep their own.
-    block_bytes_modern_eager: float = 53.0
+    block_bytes_modern_eager: float = 50.0
+    outside_bytes_modern_eager: float = 16.0
     # With checkpoint_activations='wide': the block's float32 input (4) and, in 16 bits, the results of its products:
     # queries, keys and values (6), attention (2), its projection (2), the MLP's wide layer (8) and its projection (2).
     wide_bytes: float = 24.0
@@ -89,25 +89,26 @@ def predict(setting: Setting, constants: MemoryConstants = FITTED) -> Memory:
     """Peak memory of one device, which is at one of three moments of a step."""
     held = holding(setting, state_bytes(setting))
     kept, logits = activation_bytes(setting, constants), logit_bytes(setting, constants)
+    whole, at_loss = held.weights + held.copies, held.weights + held.copies_at_loss
     moments: list[dict[str, float]] = [
         # The loss: activations and logits are alive together.
-        {"gradients": held.early_gradients, "activations": kept, "logits": logits},
+        {"weights": at_loss, "gradients": held.early_gradients, "activations": kept, "logits": logits},
         # Backward through a block whose activations are computed again, beside the gradient of its output.
-        {"gradients": held.early_gradients, "activations": kept + computed_again_bytes(setting, constants)},
+        {
+            "weights": at_loss,
+            "gradients": held.early_gradients,
+            "activations": kept + computed_again_bytes(setting, constants),
+        },
         # The update: the activations are gone, every gradient exists, and state that is kept elsewhere comes by.
-        {"gradients": held.gradients, "optimizer": held.state + passing_state_bytes(setting)},
+        {"weights": whole, "gradients": held.gradients, "optimizer": held.state + passing_state_bytes(setting)},
     ]
     parts = max(({"optimizer": held.state, **moment} for moment in moments), key=lambda moment: sum(moment.values()))
-    allocated = held.weights + sum(parts.values())
+    allocated = sum(parts.values())
     cached = _cached_bytes(setting, held.state + held.gradients, constants)
     device = allocated + cached + constants.context_bytes
-    names = ("gradients", "optimizer", "activations", "logits")
+    names = ("weights", "gradients", "optimizer", "activations", "logits")
     return Memory(
-        {
-            "weights": held.weights,
-            **{name: parts.get(name, 0.0) for name in names},
-            "workspace": device - allocated,
-        },
+        {**{name: parts.get(name, 0.0) for name in names}, "workspace": device - allocated},
         Estimate.within(allocated, ALLOCATED_ERROR, "fit"),
         Estimate.within(device, DEVICE_ERROR, "fit"),
     )
@@ -117,8 +118,9 @@ def activation_bytes(setting: Setting, constants: MemoryConstants = FITTED) -> f
     """What the blocks keep for the backward pass."""
     is_kept = not setting.checkpoint_activations
     per_block = _whole_block(setting, constants) if is_kept else _checkpointed_block(setting, constants)
-    has_outside = is_kept and setting.compile
-    outside = constants.outside_bytes * setting.shape.n_embd * setting.micro_tokens if has_outside else 0.0
+    is_modern_eager = setting.shape.arch == "modern" and not setting.compile
+    per_channel = constants.outside_bytes_modern_eager if is_modern_eager else constants.outside_bytes
+    outside = per_channel * setting.shape.n_embd * setting.micro_tokens if is_kept or not setting.compile else 0.0
     return per_block * setting.shape.n_layer + outside
 
 
@@ -260,10 +262,9 @@ def largest_micro_batch(setting: Setting, gpu: GPU, used_bytes: float | None = N
 
 
 def _block_bytes(setting: Setting, constants: MemoryConstants) -> float:
-    if setting.compile:
-        base = constants.block_bytes_modern if setting.shape.arch == "modern" else constants.block_bytes_compiled
-    else:
-        base = constants.block_bytes_modern_eager if setting.shape.arch == "modern" else constants.block_bytes_eager
+    base = constants.block_bytes
+    if setting.shape.arch == "modern":
+        base = constants.block_bytes_modern if setting.compile else constants.block_bytes_modern_eager
     if setting.residual_dtype == "bfloat16":
         base -= 2 * STREAM_BYTES_SPARED  # the inputs of both norms
     if setting.dtype == "float32":
