@@ -127,7 +127,7 @@ def test_a_model_compiled_again_or_with_other_losses_is_a_problem(
 ) -> None:
     monkeypatch.setattr(card_runs, "find_compile_problem", lambda device: None)
     monkeypatch.setattr(card_runs, "_compile_and_compare", lambda device, changes: (again, difference))
-    assert card_runs.compiled(cpu).level == level
+    assert card_runs.compiled_gpt2(cpu).level == card_runs.compiled_modern(cpu).level == level
 
 
 def test_a_float16_overflow_is_skipped_and_the_next_updates_go_on(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
