@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import Device
-from gptfit.doctor.rounds import LONGEST_S, Action, Costs, Place, Rounds, Timed, Watch, Yardstick
+from gptfit.doctor.rounds import LONGEST_S, Action, Costs, CostsOfTwoWidths, Place, Rounds, Timed, Watch, Yardstick
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
 from gptfit.model.rotary import rotary_tables
@@ -32,6 +32,7 @@ WIDTHS = (128, 192, 256, 448, 768)
 # each, and more widths: loops meet the caches otherwise at each, and powers of two cost twice as much as their neighbours.
 SLOW_TOKENS, SLOW_WIDTHS = (64, 256, 1024), (128, 192, 256, 320, 384, 448, 512, 640)
 SLOW_POSITIONS, SLOW_HEAD_SIZES = (128, 512), (64,)
+SLOW_VOCABULARIES = (250, 3000, 24000)  # no powers of two either
 SLOW_S = 0.05  # for one block of 256 tokens and channels
 BLOCK_POSITIONS, BLOCK_HEAD = 128, 64
 # A block finds nothing of its own in the caches when so many bytes of others came between.
@@ -195,12 +196,13 @@ class Ruler:
 
     def head(self, kind: str) -> Costs:
         """Per token, vocabulary entry and channel."""
-        places = itertools.product(HEAD_TOKENS[kind], HEAD_WIDTHS, VOCABULARIES[kind])
+        vocabularies = SLOW_VOCABULARIES if self.is_slow else VOCABULARIES[kind]
         return self.rounds.costs(
-            places,
+            itertools.product(HEAD_TOKENS[kind], HEAD_WIDTHS, vocabularies),
             lambda n, c, v: n * c * v,
             functools.partial(self._head, kind),
             LONGEST_S if self.is_slow else LONGEST_HEAD_S,
+            CostsOfTwoWidths,
         )
 
     def _head(self, kind: str, tokens: int, width: int, vocab_size: int) -> Action:

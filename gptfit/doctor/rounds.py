@@ -137,6 +137,44 @@ class Beside(Timed):
         self.visits.append(2 * own / (before + after))
 
 
+class Costs:
+    """Seconds per unit of work by place, as far as the rounds have come."""
+
+    def __init__(
+        self, read_at: Mapping[Place, Place], timed: Mapping[Place, Timed], work: Callable[..., float]
+    ) -> None:
+        self._read_at, self.timed, self._work = read_at, timed, work
+
+    def points(self) -> dict[Place, float]:
+        each = {place: timed.seconds / self._work(*place) for place, timed in self.timed.items()}
+        return {place: each[near] for place, near in self._read_at.items()}
+
+    def grid(self) -> Grid:
+        return grid_of(self.points())
+
+
+class CostsOfTwoWidths(Costs):
+    """Of tokens, one of two widths and a further size: what the wider one adds is told where both were timed.
+
+    Too long to time is the wider first, where the caches are left too; next to it, where they are not, it costs less.
+    """
+
+    def points(self) -> dict[Place, float]:
+        each = {place: timed.seconds / self._work(*place) for place, timed in self.timed.items()}
+        narrow, wide = sorted({place[1] for place in self._read_at})
+        added = {
+            (n, v): max(0.0, wide * cost - narrow * each[n, narrow, v])
+            for (n, width, v), cost in each.items()
+            if width == wide and (n, narrow, v) in each
+        }
+        found = super().points()
+        for n, width, v in found:
+            if width == wide and (n, width, v) not in each and added:
+                near = min(added, key=lambda other: _distance(other, (n, v)))
+                found[n, wide, v] = (narrow * found[n, narrow, v] + added[near]) / wide
+        return found
+
+
 class Rounds:
     """Every action once when it comes, then all of them in turns."""
 
@@ -163,6 +201,7 @@ class Rounds:
         work: Callable[..., float],
         make: Callable[..., Action],
         longest_s: float = LONGEST_S,
+        kind: type[Costs] = Costs,
     ) -> Costs:
         """The little work first; what would take too long costs per unit what is next to it."""
         found: dict[Place, Place] = {}
@@ -176,23 +215,7 @@ class Rounds:
             if near is None:  # the first of a kind also loads and prepares its kernels, and all others are judged by it
                 timed[place].begin_again()
             found[place] = place
-        return Costs(found, timed, work)
-
-
-class Costs:
-    """Seconds per unit of work by place, as far as the rounds have come."""
-
-    def __init__(
-        self, read_at: Mapping[Place, Place], timed: Mapping[Place, Timed], work: Callable[..., float]
-    ) -> None:
-        self._read_at, self.timed, self._work = read_at, timed, work
-
-    def points(self) -> dict[Place, float]:
-        each = {place: timed.seconds / self._work(*place) for place, timed in self.timed.items()}
-        return {place: each[near] for place, near in self._read_at.items()}
-
-    def grid(self) -> Grid:
-        return grid_of(self.points())
+        return kind(found, timed, work)
 
 
 def _distance(one: Place, other: Place) -> float:

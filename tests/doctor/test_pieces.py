@@ -11,7 +11,7 @@ import pytest
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
 from gptfit.doctor.calibrate import TINY, TINY_BATCH, WHOLE, between, complete, micro_seconds, scales, settled
-from gptfit.doctor.rounds import Rounds, Watch, Yardstick
+from gptfit.doctor.rounds import CostsOfTwoWidths, Rounds, Watch, Yardstick
 from gptfit.plan.calibration import step_parts
 from gptfit.plan.grid import grid_of
 from gptfit.plan.setting import Setting
@@ -67,6 +67,24 @@ def test_what_would_take_too_long_costs_what_it_costs_at_the_same_width() -> Non
     assert (1024.0, 512.0) not in made_for
     assert found[(1024.0, 512.0)] == pytest.approx(found[(64.0, 512.0)]) == pytest.approx(4e-4)
     assert found[(256.0, 128.0)] == pytest.approx(1e-4)
+
+
+def test_a_wide_head_too_long_to_time_still_leaves_the_caches() -> None:
+    """A logit beyond the caches costs five times as much at any width; a wide head of many was read off one of few."""
+    clock = Clock()
+
+    def seconds(n: float, c: float, v: float) -> float:
+        return n * v * (1e-6 * c + (5e-4 if n * v > 1e6 else 1e-4))
+
+    def make(*place: float) -> Callable[[], None]:
+        return clock.action(lambda: seconds(*place))
+
+    places = list(itertools.product((128.0, 4096.0), (128.0, 384.0), (250.0, 4000.0)))
+    costs = rounds(clock).costs(places, lambda n, c, v: n * c * v, make, longest_s=7_000.0, kind=CostsOfTwoWidths)
+    assert (4096.0, 384.0, 4000.0) not in costs.timed
+    assert (4096.0, 128.0, 4000.0) in costs.timed
+    found = costs.points()
+    assert all(found[place] == pytest.approx(seconds(*place) / (place[0] * place[1] * place[2])) for place in places)
 
 
 def test_a_slow_first_run_does_not_make_all_others_too_long() -> None:
