@@ -19,6 +19,7 @@ from gptfit.tune.trials import Candidate, Machine, Timing, timing_from_json
 COMMAND = (sys.executable, "-m", "gptfit.doctor.card_process")
 PIECES_LIMIT_S = 300.0
 TRIAL_LIMIT_S = 120.0
+TINY_S = 1.0  # a hundred micro-steps of next to nothing
 
 
 def calibrate(
@@ -42,7 +43,7 @@ def calibrate(
 def _trial(config: TrainConfig, shape: ModelShape, machine: Machine) -> Timing:
     """As `tune` runs it, in a fresh process."""
     here = replace(machine, dtype=config.dtype if config.dtype != "auto" else machine.dtype)
-    measure = make_measure(config, shape, here)
+    measure = make_measure(config, shape, here, timed_s=TINY_S)
     ended = measure(Candidate(config.batch_size, base_variant(config, here)), False, TRIAL_LIMIT_S, lambda stage: None)
     if ended.outcome != "ok":
         raise DeviceError(f"a small model could not be timed: {ended.message}", fix="see `gptfit doctor`")

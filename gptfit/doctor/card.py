@@ -6,14 +6,14 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gptfit import __version__
 from gptfit.config.keys import TrainConfig
 from gptfit.doctor.calibration import COMMAND, calibrate
 from gptfit.doctor.card_checks import ALL, Check
-from gptfit.doctor.verdict import Verdict
+from gptfit.doctor.verdict import COMPILE_PROBLEM, Verdict
 from gptfit.errors import DeviceError
 from gptfit.plan.calibration import Calibration, memory_of
 from gptfit.plan.setting import Setting
@@ -75,12 +75,12 @@ def examine_card(
 ) -> CardReport:
     """Timed checks one after another; the others two at a time on a CPU, with a core each."""
     began = time.monotonic()
-    machine = find_machine(config.replace(compile=False))  # whether it can compile is tried beside the checks
+    machine = find_machine(config.replace(compile=False))  # whether it can compile is a check's to say
     lines = list(_told(_timed_checks(config, machine, on_stage), tell))
     with ThreadPoolExecutor(2 if machine.kind == "cpu" else 1) as pool:
-        probed = pool.submit(find_machine, config) if config.compile else None
         lines += _told(_other_checks(config, machine, pool, on_stage), tell)
-        machine = probed.result() if probed else machine
+    problems = (line.verdict.values.get(COMPILE_PROBLEM) for line in lines)
+    machine = replace(machine, compile_problem=next(filter(None, problems), None))
     on_stage(CALIBRATION)
     line, found = _calibrate(config, machine, on_stage)
     lines += _told(iter([line]), tell)
@@ -118,8 +118,9 @@ def _check(check: Check, config: TrainConfig, machine: Machine) -> CardLine:
     if machine.kind not in check.kinds:
         return CardLine(check.name, Verdict("skipped", check.why_not), 0.0)
     # Two at a time with two threads each would wait for each other's; compiled code is made for their number.
-    threads = 1 if machine.kind == "cpu" and check.one_thread and not check.is_timed else 0
-    request = {"check": check.name, "config": config.as_dict(), "threads": threads}
+    is_beside = machine.kind == "cpu" and not check.is_timed
+    threads = 1 if is_beside and check.one_thread else 0
+    request = {"check": check.name, "config": config.as_dict(), "threads": threads, "shares_cores": is_beside}
     ended = run_process(request, check.limit_s, command=COMMAND)
     return CardLine(check.name, _verdict(ended), ended.duration_s)
 

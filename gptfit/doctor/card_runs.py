@@ -18,7 +18,7 @@ from gptfit.data.token_files import open_split
 from gptfit.dataset import read_dataset
 from gptfit.device.compiler import find_compile_problem
 from gptfit.device.device import Device
-from gptfit.doctor.verdict import Verdict, worst
+from gptfit.doctor.verdict import COMPILE_PROBLEM, Verdict, worst
 from gptfit.logs.events import Event, Message, Step
 from gptfit.train.batches import Feed
 from gptfit.train.train import train
@@ -51,8 +51,10 @@ def _compiled(device: Device, variants: dict[str, dict[str, Any]]) -> Verdict:
     """Nothing may be compiled after the warm-up, and losses must be those of eager training."""
     problem = find_compile_problem(device)
     if problem:
-        return Verdict("warning", f"torch.compile does not work: {problem}", "training is eager and slower")
-    wrong, values = [], {}
+        text = f"torch.compile does not work: {problem}"
+        return Verdict("warning", text, "training is eager and slower", {COMPILE_PROBLEM: problem})
+    wrong: list[str] = []
+    values: dict[str, Any] = {}
     for name, changes in variants.items():
         again, difference = _compile_and_compare(device, changes)
         values[name] = {"compiled_after_warm_up": again, "loss_difference": difference}

@@ -32,7 +32,8 @@ WIDTHS = (128, 192, 256, 448, 768)
 # each, and more widths: loops meet the caches otherwise at each, and powers of two cost twice as much as their neighbours.
 SLOW_TOKENS, SLOW_WIDTHS = (64, 256, 1024), (128, 192, 256, 320, 384, 448, 512, 640)
 SLOW_POSITIONS, SLOW_HEAD_SIZES = (128, 512), (64,)
-SLOW_VOCABULARIES = (250, 3000, 24000)  # no powers of two either
+# Few tokens, so that a large vocabulary can be timed: it costs half as much again per logit.
+SLOW_HEAD_TOKENS, SLOW_VOCABULARIES = (32, 256), (250, 3000, 24000)
 SLOW_S = 0.05  # for one block of 256 tokens and channels
 BLOCK_POSITIONS, BLOCK_HEAD = 128, 64
 # A block finds nothing of its own in the caches when so many bytes of others came between.
@@ -50,7 +51,7 @@ LOOKUP_TOKENS = 64
 UPDATES = ((128, 1, 64), (512, 4, 64), (512, 1, 50304))  # (width, layers, vocabulary)
 MUON_WIDTHS = (128, 256, 512, 768)
 
-LONGEST_HEAD_S = 1.2  # a large vocabulary leaves the caches, which no smaller one tells: half as much again per logit
+LONGEST_HEAD_S = 0.7  # a large vocabulary leaves the caches, which no smaller one tells: half as much again per logit
 CACHE_BYTES = 96 * 2**20  # more than the caches of most processors
 
 YARDSTICK_SIDE = 384
@@ -196,12 +197,13 @@ class Ruler:
 
     def head(self, kind: str) -> Costs:
         """Per token, vocabulary entry and channel."""
-        vocabularies = SLOW_VOCABULARIES if self.is_slow else VOCABULARIES[kind]
+        slow, fast = (SLOW_HEAD_TOKENS, SLOW_VOCABULARIES), (HEAD_TOKENS[kind], VOCABULARIES[kind])
+        tokens, vocabularies = slow if self.is_slow else fast
         return self.rounds.costs(
-            itertools.product(HEAD_TOKENS[kind], HEAD_WIDTHS, vocabularies),
+            itertools.product(tokens, HEAD_WIDTHS, vocabularies),
             lambda n, c, v: n * c * v,
             functools.partial(self._head, kind),
-            LONGEST_S if self.is_slow else LONGEST_HEAD_S,
+            LONGEST_HEAD_S,
             CostsOfTwoWidths,
         )
 

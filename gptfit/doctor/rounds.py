@@ -15,9 +15,9 @@ from gptfit.tune.rank import FAIR_CPU_SHARE
 VISIT_S = 0.03  # of one action in one round, at least one run
 MOST_RUNS = 20
 # What has taken so long is timed well enough: a number format without units of its own may be a hundred times slower.
-ENOUGH_S = 1.0
+ENOUGH_S = 0.7
 LONG_S = 0.3  # a first run of so long is worth a visit: what it also fetches is little beside
-LONGEST_S = 0.7  # what would take longer in one run is not run
+LONGEST_S = 0.5  # what would take longer in one run is not run
 YARDSTICK_RUNS, YARDSTICK_HOLDS_S = 3, 0.25
 TOKENS_MATTER = 0.1  # a cost per unit of work depends on the number of tokens far less than on a width
 
@@ -81,11 +81,11 @@ class Watch:
 class Timed:
     """An action and what its visits took, the median of each, at the pace the machine usually had."""
 
-    def __init__(self, action: Action, watch: Watch) -> None:
+    def __init__(self, action: Action, watch: Watch, first_counts: bool = True) -> None:
         self._action, self._watch = action, watch
         self._spent_s = 0.0
         first = watch.at_usual_pace(self._once)  # which also fetches memory and makes gradients
-        self.visits: list[float] = [first] if self._spent_s > LONG_S else []
+        self.visits: list[float] = [first] if first_counts and self._spent_s > LONG_S else []
 
     @property
     def seconds(self) -> float:
@@ -140,6 +140,8 @@ class Beside(Timed):
 class Costs:
     """Seconds per unit of work by place, as far as the rounds have come."""
 
+    first_run_counts = True  # where it is long, and fetches little beside what it does
+
     def __init__(
         self, read_at: Mapping[Place, Place], timed: Mapping[Place, Timed], work: Callable[..., float]
     ) -> None:
@@ -158,6 +160,10 @@ class CostsOfTwoWidths(Costs):
 
     Too long to time is the wider first, where the caches are left too; next to it, where they are not, it costs less.
     """
+
+    first_run_counts = (
+        False  # of a loss: it fetches the memory of all logits, which takes half as long as the loss itself
+    )
 
     def points(self) -> dict[Place, float]:
         each = {place: timed.seconds / self._work(*place) for place, timed in self.timed.items()}
@@ -182,8 +188,8 @@ class Rounds:
         self._watch = watch
         self._all: list[Timed] = []
 
-    def timed(self, action: Action, usual: Timed | None = None) -> Timed:
-        found = Timed(action, self._watch) if usual is None else Beside(action, self._watch, usual)
+    def timed(self, action: Action, usual: Timed | None = None, first_counts: bool = True) -> Timed:
+        found = Timed(action, self._watch, first_counts) if usual is None else Beside(action, self._watch, usual)
         if not found.visits:
             found.visit()
         self._all.append(found)
@@ -211,7 +217,7 @@ class Rounds:
             if near is not None and timed[near].best / work(*near) * work(*place) > longest_s:
                 found[place] = near
                 continue
-            timed[place] = self.timed(make(*place))
+            timed[place] = self.timed(make(*place), first_counts=kind.first_run_counts)
             if near is None:  # the first of a kind also loads and prepares its kernels, and all others are judged by it
                 timed[place].begin_again()
             found[place] = place

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Level = Literal["ok", "warning", "error", "skipped"]
+COMPILE_PROBLEM = "compile_problem"  # among a verdict's values: why this machine cannot compile
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,13 @@ def find_machine(config: TrainConfig) -> Machine:
     return machine_from_json(ended.values)
 
 
-def make_measure(config: TrainConfig, shape: ModelShape, machine: Machine, memory_gib: float | None = None) -> Measure:
+def make_measure(
+    config: TrainConfig,
+    shape: ModelShape,
+    machine: Machine,
+    memory_gib: float | None = None,
+    timed_s: float | None = None,
+) -> Measure:
     """Trials of this config on the real device, each in its own process with a hard memory limit."""
     limit_bytes = int(memory_gib * 1024**3) if memory_gib else 0
     if machine.kind == "cpu":
@@ -116,7 +122,7 @@ def make_measure(config: TrainConfig, shape: ModelShape, machine: Machine, memor
             vocab_size=shape.vocab_size,
             threads=candidate.variant.threads,
             limit_bytes=limit_bytes,
-            timed_s=TIMED_SECONDS,
+            timed_s=timed_s or TIMED_SECONDS,
             has_eval=is_first,
         )
         return run_process(request, limit_s, on_stage)

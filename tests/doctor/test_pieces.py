@@ -11,7 +11,7 @@ import pytest
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
 from gptfit.doctor.calibrate import TINY, TINY_BATCH, WHOLE, between, complete, micro_seconds, scales, settled
-from gptfit.doctor.rounds import CostsOfTwoWidths, Rounds, Watch, Yardstick
+from gptfit.doctor.rounds import Costs, CostsOfTwoWidths, Rounds, Watch, Yardstick
 from gptfit.plan.calibration import step_parts
 from gptfit.plan.grid import grid_of
 from gptfit.plan.setting import Setting
@@ -85,6 +85,21 @@ def test_a_wide_head_too_long_to_time_still_leaves_the_caches() -> None:
     assert (4096.0, 128.0, 4000.0) in costs.timed
     found = costs.points()
     assert all(found[place] == pytest.approx(seconds(*place) / (place[0] * place[1] * place[2])) for place in places)
+
+
+@pytest.mark.parametrize(("kind", "counted"), [(Costs, 0.8), (CostsOfTwoWidths, 0.5)])
+def test_a_first_long_run_counts_but_that_of_a_loss_fetches_its_logits_memory(
+    kind: type[Costs], counted: float
+) -> None:
+    clock = Clock()
+
+    def make(*place: float) -> Callable[[], None]:
+        times = itertools.chain([0.8], itertools.repeat(0.5))
+        return clock.action(lambda: next(times))
+
+    places = [(1.0, 1.0, 1.0), (1.0, 2.0, 1.0)]
+    costs = rounds(clock).costs(places, lambda *_: 1.0, make, longest_s=9.0, kind=kind)
+    assert costs.timed[1.0, 2.0, 1.0].seconds == pytest.approx(counted)
 
 
 def test_a_slow_first_run_does_not_make_all_others_too_long() -> None:
