@@ -30,7 +30,7 @@ def aim_lines(comparisons: list[Comparison]) -> list[str]:
         lines.append(
             f"| {name}: nanoGPT's final loss with 1/{share:g} of the tokens | {_tokens(second.get(name))}; {before} |"
         )
-    steps = [f"{found.setup.name} {_step(found):.2f}" for found in second.values() if found.is_timed]
+    steps = [_step(found) for found in second.values() if found.is_timed]
     lines.append(f"| a step at most {STEP_TARGET:.2f} times gpt2's | {', '.join(steps) or NOT_YET} |")
     lines.append(f"| the first edition's loss with {SHARE} of its tokens | {_groups()} |")
     lines.append(f"| own vocabulary: 1/{OWN_TARGET:g} of nanoGPT's seconds at 30M | {_own()} |")
@@ -47,8 +47,10 @@ def _tokens(found: Comparison | None) -> str:
     return f"1/{spread(found.tokens_ratios, 1)}: {ended}" if found.is_reached else f"missed: {ended}"
 
 
-def _step(found: Comparison) -> float:
-    return found.ms_per_step["modern"] / found.ms_per_step["gpt2"]
+def _step(found: Comparison) -> str:
+    times = found.ms_per_step["modern"] / found.ms_per_step["gpt2"]
+    missed = f", missed by {times - STEP_TARGET:.2f}" if times > STEP_TARGET else ""
+    return f"{found.setup.name} {times:.2f}{missed}"
 
 
 def _groups() -> str:
@@ -70,7 +72,11 @@ def _own() -> str:
 
 
 def _epochs() -> str:
-    said = [f"{case.setup.name[7:]} tokens: {spread(gains, 3)}" for case in CASES if (gains := gains_of(case))]
+    said = [
+        f"{case.setup.name[7:]} tokens: ends {spread(gains, 3)} below, {len(gains)} seed{'s' * (len(gains) > 1)}"
+        for case in CASES
+        if (gains := gains_of(case))
+    ]
     return ", ".join(said) or NOT_YET
 
 

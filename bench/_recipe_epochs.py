@@ -40,7 +40,7 @@ class Case:
 VOCABULARY["own"] = OWN_VOCABULARY
 CASES = (
     Case(100_000, Setup("epochs 100k", "own", 3, 2, 128, 128, 16, steps=0, rates=(), eval_iters=12)),
-    Case(1_000_000, Setup("epochs 1M", "own", 2, 1, 64, 128, 32, steps=0, rates=(), eval_iters=6)),
+    Case(1_000_000, Setup("epochs 1M", "own", 3, 2, 128, 128, 32, steps=0, rates=(), eval_iters=6)),
 )
 
 

@@ -45,7 +45,7 @@ FULL = (
         "30M", "gpt2", 6, 6, 384, 256, 16, steps=736, rates=(5e-4, 1e-3, 2e-3), eval_iters=12, share=6.5
     ).with_recipes_batch,
 )
-STEP_TIME_STEPS = 12
+STEP_TIME_STEPS, LONG_STEP_TIME_STEPS = 12, 6  # the second where a step takes many seconds
 EVALUATIONS = (
     1  # of ours, beside the one before the first step; between them the curve, which sags, is taken as straight
 )
@@ -196,7 +196,8 @@ def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> tuple[dict[st
     And the seconds that a first start of nanoGPT and of modern takes beside its steps.
     """
     runner.forget_compiled_code()
-    keys = {"max_iters": STEP_TIME_STEPS, "lr_decay_iters": STEP_TIME_STEPS, "eval_interval": STEP_TIME_STEPS}
+    steps = LONG_STEP_TIME_STEPS if setup.n_embd > FULL[0].n_embd else STEP_TIME_STEPS
+    keys = {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": steps}
     keys |= {"log_interval": 1, "eval_iters": 1}
     ours = keys | {"compile": is_compiled}
     programs: dict[str, Callable[[], Curve]] = {
