@@ -73,7 +73,7 @@ def _own() -> str:
 
 def _epochs() -> str:
     said = [
-        f"{case.setup.name[7:]} tokens: ends {spread(gains, 3)} below, {len(gains)} seed{'s' * (len(gains) > 1)}"
+        f"{case.setup.name[7:]} tokens: ends {spread(gains, 3)} below, {seeds(gains)}"
         for case in CASES
         if (gains := gains_of(case))
     ]

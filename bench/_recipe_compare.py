@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -111,8 +112,8 @@ def how(curves: list[Curve]) -> str:
     return " or ".join(sorted({curve.how for curve in curves}))
 
 
-def seeds(curves: list[Curve]) -> str:
-    return f"{len(curves)} seed{'s' * (len(curves) > 1)}"
+def seeds(each: Sequence[object]) -> str:
+    return f"{len(each)} seed{'s' * (len(each) > 1)}"
 
 
 def spread(values: list[float], digits: int = 2) -> str:

@@ -53,7 +53,7 @@ WHOLE = (
 LONGEST_WHOLE_S = 0.8  # a micro-step that the pieces put beyond is not run
 # Of a whole model's time; of the pieces' sum before whole models were seen; and of the loss beside the blocks: where the
 # models that are quick enough have little of it, what they leave unexplained must not become its cost.
-WHOLE_ERROR, PRIOR_ERROR, HEAD_ERROR = 0.03, 0.15, 0.25
+WHOLE_ERROR, PRIOR_ERROR, HEAD_ERROR = 0.03, 0.15, 0.2
 MOST_SCALE = 2.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from gptfit.plan.calibration import newest
 from gptfit.shape import ModelShape
 from gptfit.train.evaluation import Evaluator
 from gptfit.tune.trial_process import Ended
+from gptfit.tune.trials import Machine
 from gptfit.verbs import doctor
 from tests import cuda_stand_in
 from tests.cuda_stand_in import Card, install
@@ -83,6 +85,28 @@ def test_on_a_cpu_checks_beside_others_have_one_thread_and_the_longest_begins(mo
     assert [name for name, _ in asked][:2] == ["copies", "compiled gpt2"]
     assert dict(asked) == {"copies": 0, "compiled gpt2": 0, "muon": 1, "growth": 1}
     assert told[:4] == ["copies", "compiled gpt2", "muon", "growth"], "in the order of the list"
+
+
+@pytest.mark.parametrize("problem", [None, "there is no C++ compiler"])
+def test_where_the_check_of_compiled_models_finds_no_compiler_nothing_compiled_is_calibrated(
+    monkeypatch: pytest.MonkeyPatch, problem: str | None
+) -> None:
+    calibrated: list[Machine] = []
+
+    def calibrate(config: TrainConfig, on_stage: object, machine: Machine) -> None:
+        calibrated.append(machine)
+        raise DeviceError("no")
+
+    def run_here(request: dict[str, str], *_: object, **__: object) -> Ended:
+        return Ended("ok", 0.1, values=asdict(card_checks.run_check(request["check"], CPU)))
+
+    some_checks(monkeypatch, "compiled gpt2", "compiled modern")
+    monkeypatch.setattr(card_runs, "find_compile_problem", lambda device: problem)
+    monkeypatch.setattr(card_runs, "_compile_and_compare", lambda device, changes: (0, 0.0))
+    monkeypatch.setattr(card, "run_process", run_here)
+    monkeypatch.setattr(card, "calibrate", calibrate)
+    examine_card(CPU)
+    assert [machine.compile_problem for machine in calibrated] == [problem]
 
 
 def test_the_numbers_of_this_cpu_are_right(cpu: Device) -> None:
