@@ -16,7 +16,8 @@ from gptfit.tune.space import base_variant
 from gptfit.tune.trial_process import run_process
 from gptfit.tune.trials import Candidate, Machine, Timing, timing_from_json
 
-COMMAND = (sys.executable, "-m", "gptfit.doctor.card_process")
+MODULE = "gptfit.doctor.card_process"
+COMMAND = (sys.executable, "-m", MODULE)
 PIECES_LIMIT_S = 300.0
 TRIAL_LIMIT_S = 120.0
 TINY_S = 1.0  # a hundred micro-steps of next to nothing

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gptfit import __version__
 from gptfit.config.keys import TrainConfig
-from gptfit.doctor.calibration import COMMAND, calibrate
+from gptfit.doctor.calibration import COMMAND, MODULE, calibrate
 from gptfit.doctor.card_checks import ALL, Check
 from gptfit.doctor.verdict import COMPILE_PROBLEM, Verdict
 from gptfit.errors import DeviceError
@@ -20,6 +20,7 @@ from gptfit.plan.setting import Setting
 from gptfit.plan.speed import from_calibration
 from gptfit.shape import ModelShape
 from gptfit.tune.measuring import find_machine, make_measure
+from gptfit.tune.nursery import nursery
 from gptfit.tune.space import base_variant
 from gptfit.tune.trial_process import Ended, run_process
 from gptfit.tune.trials import Candidate, Machine, timing_from_json
@@ -32,6 +33,7 @@ CHECKED = ModelShape(n_layer=3, n_head=5, n_embd=320, block_size=192, vocab_size
 CHECKED_BATCHES = (2, 8)
 REPEAT = "close other programs and repeat; if it stays, please report card.json"
 RUN_LIMIT_S = 90.0
+SHARING = {"OMP_WAIT_POLICY": "PASSIVE"}  # two checks at a time: threads that wait for others give their core away
 N_LINES = len(ALL) + 2  # with calibration and the plan against two runs
 
 
@@ -75,10 +77,11 @@ def examine_card(
 ) -> CardReport:
     """Timed checks one after another; the others two at a time on a CPU, with a core each."""
     began = time.monotonic()
-    machine = find_machine(config.replace(compile=False))  # whether it can compile is a check's to say
-    lines = list(_told(_timed_checks(config, machine, on_stage), tell))
-    with ThreadPoolExecutor(2 if machine.kind == "cpu" else 1) as pool:
-        lines += _told(_other_checks(config, machine, pool, on_stage), tell)
+    with nursery(MODULE, SHARING) as forked:  # torch is imported there while this process asks for the machine
+        machine = find_machine(config.replace(compile=False))  # whether it can compile is a check's to say
+        lines = list(_told(_timed_checks(config, machine, on_stage), tell))
+        with ThreadPoolExecutor(2 if machine.kind == "cpu" else 1) as pool:
+            lines += _told(_other_checks(config, machine, pool, forked, on_stage), tell)
     problems = (line.verdict.values.get(COMPILE_PROBLEM) for line in lines)
     machine = replace(machine, compile_problem=next(filter(None, problems), None))
     on_stage(CALIBRATION)
@@ -99,29 +102,33 @@ def _timed_checks(config: TrainConfig, machine: Machine, on_stage: Callable[[str
     for check in ALL:
         if check.is_timed:
             on_stage(check.name)
-            yield _check(check, config, machine)
+            yield _check(check, config, machine, COMMAND)
 
 
 def _other_checks(
-    config: TrainConfig, machine: Machine, pool: ThreadPoolExecutor, on_stage: Callable[[str], None]
+    config: TrainConfig,
+    machine: Machine,
+    pool: ThreadPoolExecutor,
+    command: Sequence[str],
+    on_stage: Callable[[str], None],
 ) -> Iterator[CardLine]:
     """Told in their order, begun with those that take longest, so that none of them is left alone at the end."""
     others = [check for check in ALL if not check.is_timed]
     by_length = sorted(others, key=lambda check: -check.limit_s)
-    waiting = {check.name: pool.submit(_check, check, config, machine) for check in by_length}
+    waiting = {check.name: pool.submit(_check, check, config, machine, command) for check in by_length}
     for check in others:
         on_stage(check.name)
         yield waiting[check.name].result()
 
 
-def _check(check: Check, config: TrainConfig, machine: Machine) -> CardLine:
+def _check(check: Check, config: TrainConfig, machine: Machine, command: Sequence[str]) -> CardLine:
     if machine.kind not in check.kinds:
         return CardLine(check.name, Verdict("skipped", check.why_not), 0.0)
     # Two at a time with two threads each would wait for each other's; compiled code is made for their number.
     is_beside = machine.kind == "cpu" and not check.is_timed
     threads = 1 if is_beside and check.one_thread else 0
-    request = {"check": check.name, "config": config.as_dict(), "threads": threads, "shares_cores": is_beside}
-    ended = run_process(request, check.limit_s, command=COMMAND)
+    request = {"check": check.name, "config": config.as_dict(), "threads": threads}
+    ended = run_process(request, check.limit_s, command=command)
     return CardLine(check.name, _verdict(ended), ended.duration_s)
 
 

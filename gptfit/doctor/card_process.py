@@ -6,6 +6,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from gptfit.config.keys import TrainConfig
 from gptfit.doctor.calibrate import measure_pieces
 from gptfit.doctor.card_checks import run_check
@@ -14,6 +16,8 @@ from gptfit.tune.trial import Tell, serve
 
 def answer(request: dict[str, Any], tell: Tell) -> None:
     config = TrainConfig(**request["config"])
+    if request.get("threads"):  # a fork has what its parent was started with
+        torch.set_num_threads(request["threads"])
     if request["check"] == "pieces":
         found = measure_pieces(config, request["compiled"], lambda name: tell("stage", name=name))
         tell("done", **found.as_json())
@@ -21,5 +25,9 @@ def answer(request: dict[str, Any], tell: Tell) -> None:
     tell("done", **asdict(run_check(request["check"], config)))
 
 
+def main() -> int:
+    return serve(answer)
+
+
 if __name__ == "__main__":
-    sys.exit(serve(answer))
+    sys.exit(main())

@@ -62,8 +62,6 @@ def _start(command: Sequence[str], request: dict[str, Any], errors: IO[bytes]) -
     environment = dict(os.environ)
     if request.get("threads"):
         environment["OMP_NUM_THREADS"] = str(request["threads"])
-    if request.get("shares_cores"):  # threads that wait for others give their core away
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -6,7 +6,6 @@ the child arms it and runs `gptfit.cli.main`, so that a trial costs a fork and n
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import json
@@ -40,45 +39,25 @@ def main() -> None:
 
 def _trials_by_fork(socket_name: str) -> None:
     """`tune` starts a fresh python for each of its trials; here such a trial is forked too, from a process beside."""
+    from gptfit.tune import nursery_client
+    from gptfit.tune.nursery import serve
+    from gptfit.tune.trial import main as trial
     from gptfit.tune.trial_process import run_process
 
     assert run_process.__defaults__
-    client = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trial_client.py")
-    run_process.__defaults__ = (*run_process.__defaults__[:-1], (sys.executable, "-IS", client, socket_name))
+    command = (sys.executable, "-IS", nursery_client.__file__, socket_name)
+    run_process.__defaults__ = (*run_process.__defaults__[:-1], command)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(socket_name)
     listening.listen(16)
+    lifeline, held = os.pipe()
     if os.fork():
         listening.close()
+        os.close(lifeline)
         return
-    parent = os.getppid()
-    listening.settimeout(1.0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while os.getppid() == parent:
-        with contextlib.suppress(TimeoutError):
-            connection = listening.accept()[0]
-            if os.fork() == 0:
-                _be_the_trial(connection)
-            connection.close()
+    os.close(held)
+    serve(trial, listening, lifeline)
     os._exit(0)
-
-
-def _be_the_trial(connection: socket.socket) -> None:
-    """With the streams of who asked; its exit code is the answer."""
-    from gptfit.tune.trial import main as trial
-
-    code = 1
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        for descriptor, given in enumerate(socket.recv_fds(connection, 1, 3)[1]):
-            os.dup2(given, descriptor)
-            os.close(given)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
-        code = trial()
-    finally:
-        connection.send(bytes([code]))
-        os._exit(code)
 
 
 def _obey(order: dict[str, Any]) -> dict[str, Any]:
