@@ -20,6 +20,7 @@ from _recipe_compare import spread
 from _recipe_runs import REPO, VOCABULARY, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config.keys import TrainConfig
+from gptfit.config.recipe import MATRIX_RATE, matrix_rate
 
 KEPT = REPO / "bench" / "recipe_groups.jsonl"
 OWN_VOCABULARY = 4_096
@@ -51,21 +52,26 @@ SECOND_ROUND = {
     "backout": True,
     "smear_gate": True,
 }
+EMA = Group("EMA-Nesterov on Muon's update", {"lookahead": 0.6})
 GROUPS = (
     Group("value tables on every second layer, gated", {"value_embeddings": "tables"}),
-    Group("hashed bigram table on a quarter of the width", {"bigram": True}),
     Group(
         "nanochat's second round: cautious decay to zero, momentum 0.85 to 0.97 to 0.90, embeddings' beta2 0.995, "
         "queries and keys x 1.2, MLP init x 0.4, backout, gated smear",
         SECOND_ROUND,
     ),
-    Group("NorMuon", {"normuon": True}),
+    Group("hashed bigram table on a quarter of the width, NorMuon", {"bigram": True, "normuon": True}),
     Group("residual and embedding scalars at nanochat's rates", {"layer_scalars": True}),
+    EMA,
 )
-WHOLE = Group("all of these at once", {key: value for group in GROUPS for key, value in group.keys.items()})
+WHOLE = Group(
+    "all of these but EMA-Nesterov at once",
+    {key: value for group in GROUPS if group is not EMA for key, value in group.keys.items()},
+)
 # What the first edition has at these keys.
 FIRST_EDITION: dict[str, Any] = {key: False if isinstance(value, bool) else 0.0 for key, value in WHOLE.keys.items()}
 FIRST_EDITION |= {"value_embeddings": "none", "momentum": 0.95, "qk_scale": 1.0, "mlp_init": 1.0}
+FIRST_EDITION |= {"learning_rate": MATRIX_RATE}  # whatever the batch
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,9 @@ def prepare_own(sources: Sequence[Path], folder: Path, size: int = OWN_VOCABULAR
 
 def run_name(keys: dict[str, Any], seed: int, steps: int, setup: Setup = SETUP) -> str:
     keys = FIRST_EDITION | keys
-    said = " ".join(f"{key}={value}" for key, value in keys.items() if FIRST_EDITION[key] != value) or "first edition"
+    said = (
+        " ".join(f"{key}={value}" for key, value in keys.items() if FIRST_EDITION.get(key) != value) or "first edition"
+    )
     return f"{setup.name} {said} seed {seed} steps {steps}, {fingerprint(setup.keys | keys)}"
 
 
@@ -124,7 +132,8 @@ def shorter(steps: int) -> Setup:
 
 def recipe_keys(setup: Setup) -> dict[str, Any]:
     """What the recipe sets for a run of this length, where the first edition had something else."""
-    return {key: value for key, value in setup.edition_keys.items() if key in FIRST_EDITION}
+    edition = {key: value for key, value in setup.edition_keys.items() if key in FIRST_EDITION}
+    return edition | {"learning_rate": matrix_rate(setup.ours.tokens_per_step)}
 
 
 def shorter_name(steps: int, seed: int) -> str:

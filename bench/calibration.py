@@ -37,7 +37,6 @@ from gptfit.plan.calibration import (
 from gptfit.plan.resolve import setting_of
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
-from gptfit.tune.rank import FAIR_CPU_SHARE
 from gptfit.units import GIB
 
 if TYPE_CHECKING:
@@ -48,14 +47,15 @@ LIMIT_S = 240.0
 ACCUMULATION = 4  # micro-steps per update
 SHAPES = 24
 SEED = 90211
+PACE_S = 0.5
 QUIET = 0.03  # of the cores; what was timed beside more than that is timed again
 TRIES = 3
 # Every shape is run once more when all have run, minutes later, and the mean of both counts: a machine with neighbours is
 # a tenth faster in one minute than in another, and how far it is from itself is told with the errors.
-LONGEST_MICRO_STEP_S = 2.0  # as calibration predicts it; bfloat16 without units of its own can take minutes
+LONGEST_MICRO_STEP_S = 2.0  # as calibration predicts it
 CONDITIONS = (
     f"Shapes are drawn (seed {SEED}), half of them in each number format, and those whose micro-step would take longer than "
-    f"{LONGEST_MICRO_STEP_S:g} s left out: a CPU without units for bfloat16 emulates it 20 to 80 times slower than float32."
+    f"{LONGEST_MICRO_STEP_S:g} s left out."
 )
 AIM = "tokens/s: median 5 %, 90 % within 12 %; peak memory: 90 % within 10 %"
 
@@ -136,14 +136,7 @@ class Row:
     others: float = 0.0  # share of the cores that other programs took meanwhile
     micro_step_ms: float = 0.0
     update_ms: float = 0.0
-    cpu_ms: float = 0.0  # processor time of a micro-step's main thread
-    cpu_share: float = 1.0
-
-    @property
-    def fair_tokens_per_s(self) -> float:
-        """Where the trial shared its cores its processor time counts, as it does in `tune`."""
-        shared = self.cpu_share < FAIR_CPU_SHARE and self.cpu_ms
-        return self.tokens_per_s * (self.micro_step_ms / self.cpu_ms if shared else 1.0)
+    pace_s: float = 0.0  # what calibration's yardstick took just before and after
 
     def setting(self) -> Setting:
         shape = self.shape
@@ -285,7 +278,7 @@ def _trial(shape: Unseen) -> Row | None:
     from gptfit.tune.space import base_variant
     from gptfit.tune.trials import Candidate, timing_from_json
 
-    began, config = time.monotonic(), shape.config()
+    began, config, before = time.monotonic(), shape.config(), _pace()
     machine = _machine(shape.dtype, shape.compile)
     run = make_measure(config, config.shape(), machine)
     candidate = Candidate(shape.batch_size, base_variant(config, machine))
@@ -307,9 +300,22 @@ def _trial(shape: Unseen) -> Row | None:
         others=others.share,
         micro_step_ms=timing.ms_per_micro_step,
         update_ms=timing.ms_per_update,
-        cpu_ms=timing.cpu_ms or 0.0,
-        cpu_share=timing.cpu_share or 1.0,
+        pace_s=(before + _pace()) / 2,
     )
+
+
+def _pace() -> float:
+    """The yardstick's time now, the median over half a second; a machine with neighbours is seldom as fast as before."""
+    from gptfit.device.device import find_device
+    from gptfit.doctor.pieces import yardstick_of
+
+    yardstick = yardstick_of(find_device(TrainConfig(device="cpu", dtype="float32")))
+    assert yardstick is not None
+    until = time.monotonic() + PACE_S
+    while time.monotonic() < until:
+        yardstick.now()
+        yardstick.expire()
+    return yardstick.usual
 
 
 @dataclass(frozen=True)
@@ -317,14 +323,16 @@ class Predicted:
     row: Row
     tokens_per_s: float
     peak_gib: float
+    pace: float  # of the machine in the trial, by the yardstick; 1 is as when it was calibrated
 
     @property
     def speed_error(self) -> float:
         return self.tokens_per_s / self.row.tokens_per_s - 1
 
     @property
-    def fair_error(self) -> float:
-        return self.tokens_per_s / self.row.fair_tokens_per_s - 1
+    def paced_error(self) -> float:
+        """Had the machine been as fast as when it was calibrated."""
+        return self.tokens_per_s * self.pace / self.row.tokens_per_s - 1
 
     @property
     def memory_error(self) -> float:
@@ -336,7 +344,9 @@ def predict(calibration: Calibration, rows: list[Row]) -> list[Predicted]:
     for row in rows:
         setting = row.setting()
         seconds = sum(step_parts(setting, calibration).values())
-        found.append(Predicted(row, setting.tokens_per_step / seconds, process_bytes(setting, calibration) / GIB))
+        pace = calibration.pace_s / row.pace_s if calibration.pace_s and row.pace_s else 1.0
+        peak = process_bytes(setting, calibration) / GIB
+        found.append(Predicted(row, setting.tokens_per_step / seconds, peak, pace))
     return found
 
 
@@ -347,17 +357,14 @@ def spread(errors: list[float]) -> tuple[float, float]:
 
 
 def summary(found: list[Predicted]) -> str:
-    speed, fair, memory = (
-        spread([getattr(p, name) for p in found]) for name in ("speed_error", "fair_error", "memory_error")
+    speed, paced, memory = (
+        spread([getattr(p, name) for p in found]) for name in ("speed_error", "paced_error", "memory_error")
     )
-    shared = sum(p.row.cpu_share < FAIR_CPU_SHARE for p in found)
-    by_processor = (
-        f" ({shared} of them shared their cores with other programs; by processor time, as `tune` counts there, median "
-        f"{fair[0]:.1%}, 90 % within {fair[1]:.1%})"
-    )
+    paces = [p.pace for p in found]
     return (
-        f"{len(found)} shapes: tokens/s median error {speed[0]:.1%}, 90 % within {speed[1]:.1%}"
-        f"{by_processor if shared else ''}; peak memory median {memory[0]:.1%}, 90 % within {memory[1]:.1%}"
+        f"{len(found)} shapes: tokens/s median error {speed[0]:.1%}, 90 % within {speed[1]:.1%} (at the pace the machine had "
+        f"when it was calibrated, by a yardstick that in these trials was {min(paces):.2f} to {max(paces):.2f} times as fast: "
+        f"{paced[0]:.1%} and {paced[1]:.1%}); peak memory median {memory[0]:.1%}, 90 % within {memory[1]:.1%}"
     )
 
 
@@ -367,7 +374,7 @@ def show(calibration: Calibration, rows: list[Row], seconds: float) -> None:
         return
     for p in found:
         print(
-            f"{p.row.shape.name:<66} {p.row.tokens_per_s:>9,.0f} {p.tokens_per_s:>9,.0f} {p.speed_error:>+7.1%} {p.fair_error:>+7.1%}"
+            f"{p.row.shape.name:<66} {p.row.tokens_per_s:>9,.0f} {p.tokens_per_s:>9,.0f} {p.speed_error:>+7.1%} {p.paced_error:>+7.1%}"
             f"   {p.row.peak_gib:6.2f} {p.peak_gib:6.2f} {p.memory_error:>+7.1%}"
         )
     print(f"calibrated in {seconds:.0f} s; {summary(found)}")

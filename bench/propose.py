@@ -130,7 +130,7 @@ def choose(data: Prepared, timer: Timer, seconds: float) -> tuple[Run, list[Run]
 
 def _guess(layers: int, width: int, folder: Folder) -> Run:
     sizes = {"n_layer": layers, "n_embd": width, "n_head": head_count(width), "block_size": 256, "batch_size": 8}
-    config = TrainConfig(**sizes, gradient_accumulation_steps=1, **training_keys(1))
+    config = TrainConfig(**sizes, gradient_accumulation_steps=1, **training_keys(1, 8 * 256))
     return Run(config.replace(**second_edition(config.shape(folder.vocab_size))), folder)
 
 

@@ -155,7 +155,7 @@ def compare(
         "log_interval": 1,
     }
     ingredients = {key: DEFAULTS[key] for key in INGREDIENTS} | setup.edition_keys
-    recipe = fingerprint(ours_setup.keys | training_keys(steps) | ingredients)
+    recipe = fingerprint(ours_setup.keys | training_keys(steps, ours_setup.tokens_per_step) | ingredients)
 
     def nanogpt(rate: float, seed: int) -> Curve:
         run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
@@ -240,7 +240,7 @@ def ablation_loss(data: Path, out: Path, seed: int, variant: Variant, rate: int)
     steps = ABLATION.steps
     keys = ABLATION.keys | {"dataset": str(data), "out_dir": str(out), "seed": seed}
     keys |= {"compile": False, "dtype": "float32", "max_iters": steps, "eval_interval": steps, "log_interval": steps}
-    keys |= {**training_keys(steps), **variant.keys}
+    keys |= {**training_keys(steps, ABLATION.tokens_per_step), **variant.keys}
     keys["learning_rate"] *= rate
     result = train(TrainConfig(**keys))
     assert result.val_loss is not None

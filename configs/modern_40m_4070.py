@@ -22,7 +22,7 @@ tokens_per_step = 131072  # gptfit only; stock nanoGPT ignores it
 max_iters = 4239
 
 # learning rate
-learning_rate = 0.02
+learning_rate = 0.0179
 schedule = "wsd"  # gptfit only; stock nanoGPT ignores it
 warmup_iters = 0  # 0.0 % of the run
 lr_decay_iters = 4239

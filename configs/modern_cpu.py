@@ -21,7 +21,7 @@ gradient_accumulation_steps = 1
 max_iters = 400
 
 # learning rate
-learning_rate = 0.02
+learning_rate = 0.0127
 schedule = "wsd"  # gptfit only; stock nanoGPT ignores it
 warmup_iters = 0  # 0.0 % of the run
 lr_decay_iters = 400

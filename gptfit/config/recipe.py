@@ -18,6 +18,9 @@ PORTABLE_LIMITS = "gptfit, Hugging Face and llama.cpp (GGUF) run it; nanoGPT can
 # at 3 x 128, where 0.02 was best for the head. Muon's scaling carries the first over width and depth; embeddings are
 # normalised before the first block, so theirs needs none; the head's falls with the width (Yang et al. 2022, muP).
 MATRIX_RATE = 0.02
+# The same for MOST_TOKENS_PER_STEP; fewer tokens give a noisier direction, of the same size, and want a smaller rate: with
+# 1,024 per step 0.02 ends at 4.207, 0.014 at 4.182, 0.010 at 4.183, 0.007 at 4.199 (6 x 256, docs/recipe.md).
+SMALL_STEP, SMALL_STEP_RATE = 1_024, 0.012
 EMBEDDING_RATE = 0.3
 HEAD_RATE = 0.004
 SCALAR_RATE = 0.03
@@ -91,6 +94,17 @@ def adamw_rate(kind: str, shape: ModelShape, tokens_per_step: int = MOST_TOKENS_
     return EMBEDDING_RATE
 
 
+def matrix_rate(tokens_per_step: int) -> float:
+    """Muon's, for this batch: along the power law through the two that were measured.
+
+    >>> matrix_rate(1_024), matrix_rate(32_768), matrix_rate(524_288), matrix_rate(1_048_576)
+    (0.012, 0.0159, 0.02, 0.02)
+    """
+    power = math.log(MATRIX_RATE / SMALL_STEP_RATE) / math.log(MOST_TOKENS_PER_STEP / SMALL_STEP)
+    share: float = min(1.0, (tokens_per_step / MOST_TOKENS_PER_STEP) ** power)
+    return round(MATRIX_RATE * share, 4)
+
+
 def optimal_tokens(shape: ModelShape) -> float:
     """A horizon worth its time, in tokens. Parameters count as if the head were tied."""
     return TOKENS_PER_PARAMETER * shape.tied_parameters
@@ -117,13 +131,13 @@ def head_count(n_embd: int) -> int:
     return next((n_embd // size for size in sizes if n_embd % size == 0), 1)
 
 
-def training_keys(max_iters: int) -> dict[str, Any]:
-    """How the recipe trains a model of any size for `max_iters` updates."""
+def training_keys(max_iters: int, tokens_per_step: int) -> dict[str, Any]:
+    """How the recipe trains a model of any size for `max_iters` updates of so many tokens."""
     return {
         "arch": "modern",
         "optimizer": "muon",
         "schedule": "wsd",
-        "learning_rate": MATRIX_RATE,
+        "learning_rate": matrix_rate(tokens_per_step),
         "min_lr": 0.0,
         "warmup_iters": round(WARMUP_FRACTION * max_iters),
         "lr_decay_iters": max_iters,
@@ -236,16 +250,16 @@ def modern_keys(
     sized = config.unchecked(**{**config.as_dict(), **keys, "arch": "modern"})
     keys |= {key: value for key, value in _size_keys(sized, given, data.vocab_size).items() if key not in given}
     max_iters = int(keys.get("max_iters", config.max_iters))
-    times = epochs(sized, keys, data)
+    planned = sized.unchecked(**{**sized.as_dict(), **keys})
+    times = epochs(planned, data)
     edition = second_edition(sized.shape(data.vocab_size), times, config.portable, max_iters)
     keys |= {key: value for key, value in edition.items() if key not in given}
-    training = training_keys(max_iters) | many_epochs_keys(times, data.has_documents)
+    training = training_keys(max_iters, planned.tokens_per_iter()) | many_epochs_keys(times, data.has_documents)
     return keys | {key: value for key, value in training.items() if key not in on_command_line}
 
 
-def epochs(config: TrainConfig, keys: dict[str, Any], data: DataSize) -> float:
+def epochs(planned: TrainConfig, data: DataSize) -> float:
     """How often the run sees its data; 0 where that is not known."""
-    planned = config.unchecked(**{**config.as_dict(), **keys})
     tokens = planned.windows_until(planned.max_iters) * planned.block_size
     return tokens / data.train_tokens if data.train_tokens else 0.0
 

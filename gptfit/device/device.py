@@ -19,6 +19,7 @@ from torch import Tensor
 from gptfit.config.check import NEEDED_DTYPES
 from gptfit.config.keys import TrainConfig
 from gptfit.device.host_memory import free_host_bytes, limit_host_bytes, peak_host_bytes, reset_peak_host_bytes
+from gptfit.device.lifted_products import lift_slow_products
 from gptfit.errors import DeviceError
 from gptfit.gpus import GPU, find, find_or_none
 
@@ -56,6 +57,8 @@ class Device:
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.dtype == "float32":
             return contextlib.nullcontext()
+        if self.kind == "cpu":
+            lift_slow_products()
         return torch.autocast(self.kind, dtype=self.torch_dtype)
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -316,13 +319,20 @@ def _dtype(wish: str, device: torch.device, gpu: GPU | None) -> tuple[str, tuple
     if device.type == "cpu" and wish == "float16":
         return "float32", ("float16 does nothing for a CPU, as in nanoGPT; using float32",)
     if wish != "auto":
-        slow = wish == "bfloat16" and not has_bf16(device)
-        return wish, ("this device has no bfloat16 units; it will be emulated and slow",) if slow else ()
+        return wish, (_no_units(device),) if wish == "bfloat16" and not has_bf16(device) else ()
     if has_bf16(device):
         return "bfloat16", ()
     # A GTX card has no tensor cores (no 16-bit rate in the table): float16 would be slower there than float32.
     has_tensor_cores = device.type == "cuda" and (gpu is None or gpu.bf16_tflops is not None)
     return ("float16" if has_tensor_cores else "float32"), ()
+
+
+def _no_units(device: torch.device) -> str:
+    if device.type == "cpu":
+        return (
+            "this CPU has no bfloat16 units: products are computed in float32 and rounded; --dtype=float32 is as fast"
+        )
+    return "this device has no bfloat16 units; it will be emulated and slow"
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -335,7 +345,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def _cpu_has_bf16() -> bool:
-    """AVX512-BF16 or AMX; without them torch emulates bfloat16 at a fraction of float32's rate."""
+    """AVX512-BF16 or AMX; without them bfloat16 is no faster than float32."""
     if hasattr(torch.cpu, "get_capabilities"):
         has = torch.cpu.get_capabilities()
         return bool(has.get("avx512_bf16") or has.get("amx_bf16"))

@@ -33,7 +33,7 @@ MOST_START = (
     0.25  # of a tiny eager block, that compiling may add or save however small it is; more is the machine's noise
 )
 LEAST_SHARE = 0.2  # of what an eager block takes that another way takes at least
-# Of the bytes that an eager block keeps in 16 bits; counted where such blocks are fast enough to be compiled and run.
+# Of the bytes that an eager block keeps in 16 bits; counted in the format that blocks are compiled in.
 COMPILED_KEEPS = {"gpt2": 0.94, "modern": 0.80}
 # Nearly no work: what such a model still takes is what every run takes. The check of compiled models has compiled its block.
 TINY = ModelShape(n_layer=1, n_head=2, n_embd=128, block_size=64, vocab_size=256)
@@ -59,7 +59,7 @@ MOST_SCALE = 2.0
 
 def dtypes_of(device: Device) -> tuple[str, ...]:
     """The formats a run may have here; the one that 'auto' means last."""
-    if device.kind == "cpu":  # also where bfloat16 is emulated and slow: a plan must be able to say so
+    if device.kind == "cpu":  # also where bfloat16 is no faster: a plan must be able to say so
         return ("float32", "bfloat16") if has_bf16(device.torch_device) else ("bfloat16", "float32")
     return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype == device.dtype))
 
@@ -77,6 +77,7 @@ class Pieces:
     grids: dict[str, Costs]
     kept: dict[str, float]
     whole: list[tuple[Setting, Timed]] = field(default_factory=list)
+    usual: Pieces | None = None  # of the format that is trained in, the only one that blocks are compiled in
 
     def all_grids(self) -> dict[str, Grid]:
         attention = self.attention.grid()
@@ -108,7 +109,7 @@ class Pieces:
     def _compiled_adds(self, arch: str) -> float:
         """Per token and channel; less than nothing where it saves."""
         if arch not in self.compiled:
-            return 0.0
+            return self.usual._compiled_adds(arch) if self.usual else 0.0
         n, c = COMPILED_AT
         before = self.others.get(arch, self.eager.timed)[COMPILED_AT]
         return (self._seconds(self.compiled[arch], n, c) - self._seconds(before, n, c)) / (n * c)
@@ -140,7 +141,9 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
     yardstick = yardstick_of(device)
     rulers = {dtype: Ruler(replace(device, dtype=dtype), yardstick) for dtype in dtypes_of(device)}
     with collection_frozen():
-        pieces = [_pieces(ruler, compiled, tell) for ruler in rulers.values()]
+        pieces = [_pieces(ruler, compiled and ruler.device.dtype == device.dtype, tell) for ruler in rulers.values()]
+        for other in pieces[:-1]:
+            other.usual = pieces[-1]
         first = next(iter(rulers.values()))
         tell("lookup and updates")
         lookup, grids = first.lookup(), {"update": first.update()}
@@ -169,7 +172,7 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
     grids["lookup"] = lookup.grid()
     for each in pieces:
         grids |= each.all_grids()
-    found = replace(found, grids=grids, time=time.time())
+    found = replace(found, grids=grids, time=time.time(), pace_s=yardstick.usual if yardstick else 0.0)
     for each in pieces:
         found = settled(found, each.dtype, [(setting, timed.seconds) for setting, timed in each.whole])
     return found

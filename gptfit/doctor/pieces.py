@@ -28,13 +28,6 @@ from gptfit.train.engine import Engine, build_engine
 
 TOKENS = (64, 256, 1024, 4096, 16384)
 WIDTHS = (128, 192, 256, 448, 768)
-# A number format without units of its own is emulated, a hundred times slower: fewer tokens, whose cost is the same for
-# each, and more widths: loops meet the caches otherwise at each, and powers of two cost twice as much as their neighbours.
-SLOW_TOKENS, SLOW_WIDTHS = (64, 256, 1024), (128, 192, 256, 320, 384, 448, 512, 640)
-SLOW_POSITIONS, SLOW_HEAD_SIZES = (128, 512), (64,)
-# Few tokens, so that a large vocabulary can be timed: it costs half as much again per logit.
-SLOW_HEAD_TOKENS, SLOW_VOCABULARIES = (32, 256), (250, 3000, 24000)
-SLOW_S = 0.05  # for one block of 256 tokens and channels
 BLOCK_POSITIONS, BLOCK_HEAD = 128, 64
 # A block finds nothing of its own in the caches when so many bytes of others came between.
 COLD_BYTES = 64 * 2**20
@@ -118,23 +111,14 @@ class Ruler:
 
     def blocks(self) -> Costs:
         """Of gpt2, eager: seconds per token and weight."""
-        sizes = (SLOW_TOKENS, SLOW_WIDTHS) if self.is_slow else (TOKENS, WIDTHS)
 
         def work(tokens: int, width: int) -> float:
             return self.layers(tokens, width) * tokens * 12 * width**2
 
-        return self.rounds.costs(itertools.product(*sizes), work, lambda n, c: self._stack("gpt2", n, c))
-
-    @functools.cached_property
-    def is_slow(self) -> bool:
-        forward, _ = self._blocks(block_shape("gpt2", 256, 256, 1), 256, False)
-        forward()
-        return self.watch.seconds(lambda: forward().sum().backward()) > SLOW_S  # type: ignore[no-untyped-call]
+        return self.rounds.costs(itertools.product(TOKENS, WIDTHS), work, lambda n, c: self._stack("gpt2", n, c))
 
     def layers(self, tokens: float, width: float) -> int:
         """As many blocks as a micro-step meets cold: the activations they keep, their weights and gradients."""
-        if self.is_slow:
-            return 1
         return min(MOST_LAYERS, math.ceil(COLD_BYTES / (64 * tokens * width + 96 * width**2)))
 
     def other_block(self, arch: str, place: Place, usual: Timed, compiled: bool = False) -> Timed:
@@ -175,8 +159,7 @@ class Ruler:
 
     def attention(self) -> Costs:
         """Per token, channel and position."""
-        places = itertools.product(*((SLOW_POSITIONS, SLOW_HEAD_SIZES) if self.is_slow else (POSITIONS, HEAD_SIZES)))
-        work = ATTENTION_TOKENS * ATTENTION_HEADS
+        places, work = itertools.product(POSITIONS, HEAD_SIZES), ATTENTION_TOKENS * ATTENTION_HEADS
         return self.rounds.costs(places, lambda t, size: work * size * t, self._attention)
 
     def _attention(self, positions: int, head_size: int) -> Action:
@@ -197,10 +180,8 @@ class Ruler:
 
     def head(self, kind: str) -> Costs:
         """Per token, vocabulary entry and channel."""
-        slow, fast = (SLOW_HEAD_TOKENS, SLOW_VOCABULARIES), (HEAD_TOKENS[kind], VOCABULARIES[kind])
-        tokens, vocabularies = slow if self.is_slow else fast
         return self.rounds.costs(
-            itertools.product(tokens, HEAD_WIDTHS, vocabularies),
+            itertools.product(HEAD_TOKENS[kind], HEAD_WIDTHS, VOCABULARIES[kind]),
             lambda n, c, v: n * c * v,
             functools.partial(self._head, kind),
             LONGEST_HEAD_S,

@@ -268,7 +268,7 @@ def _rate(plan: Plan) -> Iterator[Problem]:
     if plan.config.init_from != "scratch":
         return  # fine-tuning uses far smaller ones
     if plan.config.optimizer == "muon":
-        yield from _muon_rate(rate)
+        yield from _muon_rate(rate, recipe.matrix_rate(plan.tokens_per_step))
         return
     low, high = usual_values.usual_learning_rate(parameters)
     if not low <= rate <= high:
@@ -282,9 +282,8 @@ def _rate(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _muon_rate(rate: float) -> Iterator[Problem]:
+def _muon_rate(rate: float, usual: float) -> Iterator[Problem]:
     """Muon's rate is that of an orthogonal update; one tuned for AdamW is twenty times too small."""
-    usual = recipe.MATRIX_RATE
     if not usual / 4 <= rate <= usual * 4:
         yield Problem(
             "warning",

@@ -34,7 +34,11 @@ def config_of(wish: Wish, candidate: PlannedRun, speed: Speed) -> TrainConfig:
         "eval_iters": eval_iters,
     }
     if setting.shape.arch == "modern":
-        values |= {**recipe.training_keys(max_iters), **recipe.SECOND_EDITION, **recipe.length_keys(max_iters)}
+        values |= {
+            **recipe.training_keys(max_iters, setting.tokens_per_step),
+            **recipe.SECOND_EDITION,
+            **recipe.length_keys(max_iters),
+        }
         values |= {name: getattr(setting.shape, name) for name in ("value_embeddings", "bigram")}
     values |= {**regular, "average_tail": setting.average_tail}
     if wish.only_nanogpt_keys:

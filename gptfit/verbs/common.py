@@ -110,13 +110,12 @@ def _with_modern_recipe(loaded: Loaded) -> Loaded:
     typed = {key for key, source in loaded.sources.items() if source == COMMAND_LINE}
     data = _data_size(loaded.config)
     keys = modern_keys(loaded.config, set(loaded.sources) - typed, typed, data)
-    values = {**loaded.config.as_dict(), **keys}
+    config = TrainConfig.unchecked(**{**loaded.config.as_dict(), **keys})
     lines = [f"recipe modern: {', '.join(f'{key} = {value!r}' for key, value in keys.items())}"]
-    if (times := epochs(loaded.config, keys, data)) > MANY_EPOCHS:
+    if (times := epochs(config, data)) > MANY_EPOCHS:
         lines.append(
             f"recipe modern: {times:.1f} epochs of this data, so its weight decay, dropout and order are for many"
         )
-    config = TrainConfig.unchecked(**values)
     sources = loaded.sources | dict.fromkeys(keys, "recipe")
     return with_portable(replace(loaded, config=config, sources=sources, notes=(*loaded.notes, *lines)))
 

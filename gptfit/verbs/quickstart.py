@@ -70,7 +70,7 @@ def quickstart_config(folder: Path, steps: int) -> TrainConfig:
         batch_size=16,
         gradient_accumulation_steps=1,
         max_iters=steps,
-        **training_keys(steps),
+        **training_keys(steps, 16 * 256),
         eval_interval=max(1, steps // 4),
         eval_iters=8,
         log_interval=max(1, steps // 30),

@@ -52,5 +52,5 @@ def test_ready_configs_fit_their_cards_with_a_margin(tool: ModuleType) -> None:
 @pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("modern")], ids=lambda path: path.stem)
 def test_a_modern_config_has_the_recipes_keys(path: Path) -> None:
     config = load_config([path]).config
-    expected = training_keys(config.max_iters)
+    expected = training_keys(config.max_iters, config.tokens_per_iter())
     assert {key: getattr(config, key) for key in expected} == expected

@@ -16,6 +16,7 @@ from gptfit.config.recipe import (
     head_count,
     least_tokens_per_step,
     length_keys,
+    matrix_rate,
     modern_keys,
     optimal_tokens,
     second_edition,
@@ -122,7 +123,7 @@ def test_a_files_model_batch_and_horizon_stay_and_its_rates_do_not(tmp_path: Pat
     config = load_words("--recipe", "modern", str(file), "--weight_decay=0.2")
     assert (config.n_layer, config.n_head, config.batch_size, config.max_iters, config.dropout) == (6, 6, 64, 5000, 0.2)
     assert (config.arch, config.optimizer, config.schedule, config.lr_decay_iters) == ("modern", "muon", "wsd", 5000)
-    assert config.learning_rate == 0.02
+    assert config.learning_rate == matrix_rate(64 * 256) == 0.0151
     assert config.weight_decay == 0.2
 
 

@@ -108,7 +108,7 @@ def test_between_two_widths_the_loss_is_a_softmax_and_products_in_proportion() -
 
 
 def test_auto_is_the_format_the_device_would_train_in() -> None:
-    """bfloat16 is timed on every CPU, also where it is emulated and nobody should use it."""
+    """bfloat16 is timed on every CPU, also where it is no faster and nobody should use it."""
     assert place_of(made()).dtype == "float32"
     assert not as_gpu(made()).has_bf16
     assert place_of(replace(made(), dtype="bfloat16")).dtype == "bfloat16"
