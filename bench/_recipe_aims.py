@@ -11,8 +11,8 @@ from _recipe_epochs import CASES, gains_of
 from _recipe_epochs import TARGET as EPOCHS_TARGET
 from _recipe_groups import HORIZONS, SHARE, WHOLE, read_groups, shorter_line
 from _recipe_groups import KEPT as GROUPS_KEPT
-from _recipe_own import FACTS, OwnFacts, own_curves
 from _recipe_own import TARGET as OWN_TARGET
+from _recipe_own import own_found
 from _recipe_runs import REPO, Kept
 
 TRIED = REPO / "bench" / "recipe_tried.jsonl"
@@ -65,10 +65,11 @@ def _groups() -> str:
 
 
 def _own() -> str:
-    curves = own_curves()
-    if not curves or not FACTS.exists():
-        return NOT_YET
-    return OwnFacts(**json.loads(FACTS.read_text(encoding="utf-8"))).said(curves)
+    said = [
+        f"{facts.setup.n_layer} x {facts.setup.n_embd} {facts.said(curves)}, {seeds(curves)}"
+        for facts, curves in own_found()
+    ]
+    return "; ".join(said) or NOT_YET
 
 
 def _epochs() -> str:

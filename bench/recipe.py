@@ -27,9 +27,10 @@ from _recipe_doc import ABLATION, FAST, RESULTS, VARIANTS, Row, Variant, write_d
 from _recipe_epochs import CASES, prepare_few, run_epochs
 from _recipe_epochs import KEPT as EPOCHS_KEPT
 from _recipe_groups import HORIZONS, KEPT, SEEDS, prepare_own, run_groups
+from _recipe_own import CASES as CASES_OWN
 from _recipe_own import KEPT as OWN_KEPT
-from _recipe_own import SIZE, run_own
-from _recipe_runs import REPO, Curve, Kept, Runner, Setup, fingerprint
+from _recipe_own import run_own
+from _recipe_runs import REPO, VOCABULARY, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config.keys import DEFAULTS, INGREDIENTS, TrainConfig
 from gptfit.config.recipe import training_keys
@@ -65,6 +66,7 @@ def main() -> int:
         "--epochs", choices=("100k", "1M"), help="16 epochs of so many tokens, plain and with the preset"
     )
     parser.add_argument("--own", action="store_true", help="with --nanogpt: the 30M model in a vocabulary of its own")
+    parser.add_argument("--case", choices=[case.name for case in CASES_OWN], help="with --own: only this model")
     parser.add_argument(
         "--folder", type=Path, help="where data and runs are kept, for the next start (default: nowhere)"
     )
@@ -100,8 +102,9 @@ def main() -> int:
             write_doc()
         if args.own and args.nanogpt:
             usual = Runner(folder, prepare(sources, "gpt2", folder), args.nanogpt.resolve())
-            own = Runner(folder, prepare_own(sources, folder, SIZE))
-            run_own(own, usual, Kept(OWN_KEPT), args.seeds or 1, not args.untimed)
+            for setup in (case for case in CASES_OWN if args.case in (None, case.name)):
+                own = Runner(folder, prepare_own(sources, folder, VOCABULARY[setup.tokenizer]))
+                run_own(setup, own, usual, Kept(OWN_KEPT), args.seeds or 1, not args.untimed)
             write_doc()
         elif args.nanogpt:
             is_compiled = args.full if args.compile is None else args.compile

@@ -20,8 +20,10 @@ LIFTED = torch.bfloat16
 
 @functools.cache
 def lift_slow_products() -> torch.library.Library | None:
-    """Where this CPU has no code for them, from here on and in this whole process."""
-    return None if torch.ops.mkldnn._is_mkldnn_bf16_supported() else lift_products()
+    """Where this CPU has no code for them and torch lets them be replaced (2.9 on), from here on in this whole process."""
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported() or not hasattr(torch.library, "get_kernel"):
+        return None
+    return lift_products()
 
 
 def lift_products() -> torch.library.Library:

@@ -30,7 +30,7 @@ UNTIMED = Calibration(
 
 
 def speed_by_product(setting: Setting, flops_per_s: float) -> Speed | None:
-    """At the rate of a product timed now; None in bfloat16, which a CPU has units for or emulates 20 to 80 times slower."""
+    """At the rate of a product timed now; None in bfloat16, which a CPU has units for or computes in float32."""
     if setting.dtype == "bfloat16":
         return None
     shape = setting.shape

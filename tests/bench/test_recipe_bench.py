@@ -116,7 +116,7 @@ def test_seconds_with_an_own_vocabulary_are_compared_at_equal_bits_per_byte(
     """4 nats per token of 4 bytes are 3 per token of 3: reached half-way through the second half of the steps."""
     own = importlib.import_module("_recipe_own")
     facts = own.OwnFacts(
-        bytes_per_token=3.0, gpt2_bytes_per_token=4.0, nanogpt_loss=4.0, nanogpt_ms=6000.0, our_ms=2000.0
+        own.SETUP, bytes_per_token=3.0, gpt2_bytes_per_token=4.0, nanogpt_loss=4.0, nanogpt_ms=6000.0, our_ms=2000.0
     )
     assert facts.target_loss == pytest.approx(3.0)
     tokens = own.SETUP.ours.tokens_per_step

@@ -136,5 +136,5 @@ def test_the_share_of_a_product_holds_for_every_row_measured(repo: Path) -> None
         assert needs.low < row["peak_gib"] * 2**30 < needs.high, row["shape"]
 
 
-def test_bfloat16_that_may_be_emulated_has_no_speed() -> None:
+def test_bfloat16_that_may_have_units_of_its_own_has_no_speed() -> None:
     assert api.plan(gpu="cpu", **SMALL, dtype="bfloat16").speed is None
