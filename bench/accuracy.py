@@ -260,13 +260,13 @@ def _calibration_section() -> list[str]:
         "",
         calibration.note(),
         "",
-        "| shape | tokens/s | predicted | error | at its pace | peak GiB | predicted | error |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| shape | tokens/s | predicted | error | peak GiB | predicted | error |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for p in predicted:
         lines.append(
             f"| {p.row.shape.name} | {p.row.tokens_per_s:,.0f} | {p.tokens_per_s:,.0f} | {p.speed_error:+.1%} | "
-            f"{p.paced_error:+.1%} | {p.row.peak_gib:.2f} | {p.peak_gib:.2f} | {p.memory_error:+.1%} |"
+            f"{p.row.peak_gib:.2f} | {p.peak_gib:.2f} | {p.memory_error:+.1%} |"
         )
     return lines
 

@@ -46,8 +46,7 @@ RESULTS = Path(__file__).resolve().parent / "calibration.json"
 LIMIT_S = 240.0
 ACCUMULATION = 4  # micro-steps per update
 SHAPES = 24
-SEED = 90211
-PACE_S = 0.5
+SEED = 47713
 QUIET = 0.03  # of the cores; what was timed beside more than that is timed again
 TRIES = 3
 # Every shape is run once more when all have run, minutes later, and the mean of both counts: a machine with neighbours is
@@ -136,7 +135,6 @@ class Row:
     others: float = 0.0  # share of the cores that other programs took meanwhile
     micro_step_ms: float = 0.0
     update_ms: float = 0.0
-    pace_s: float = 0.0  # what calibration's yardstick took just before and after
 
     def setting(self) -> Setting:
         shape = self.shape
@@ -278,7 +276,7 @@ def _trial(shape: Unseen) -> Row | None:
     from gptfit.tune.space import base_variant
     from gptfit.tune.trials import Candidate, timing_from_json
 
-    began, config, before = time.monotonic(), shape.config(), _pace()
+    began, config = time.monotonic(), shape.config()
     machine = _machine(shape.dtype, shape.compile)
     run = make_measure(config, config.shape(), machine)
     candidate = Candidate(shape.batch_size, base_variant(config, machine))
@@ -300,22 +298,7 @@ def _trial(shape: Unseen) -> Row | None:
         others=others.share,
         micro_step_ms=timing.ms_per_micro_step,
         update_ms=timing.ms_per_update,
-        pace_s=(before + _pace()) / 2,
     )
-
-
-def _pace() -> float:
-    """The yardstick's time now, the median over half a second; a machine with neighbours is seldom as fast as before."""
-    from gptfit.device.device import find_device
-    from gptfit.doctor.pieces import yardstick_of
-
-    yardstick = yardstick_of(find_device(TrainConfig(device="cpu", dtype="float32")))
-    assert yardstick is not None
-    until = time.monotonic() + PACE_S
-    while time.monotonic() < until:
-        yardstick.now()
-        yardstick.expire()
-    return yardstick.usual
 
 
 @dataclass(frozen=True)
@@ -323,16 +306,10 @@ class Predicted:
     row: Row
     tokens_per_s: float
     peak_gib: float
-    pace: float  # of the machine in the trial, by the yardstick; 1 is as when it was calibrated
 
     @property
     def speed_error(self) -> float:
         return self.tokens_per_s / self.row.tokens_per_s - 1
-
-    @property
-    def paced_error(self) -> float:
-        """Had the machine been as fast as when it was calibrated."""
-        return self.tokens_per_s * self.pace / self.row.tokens_per_s - 1
 
     @property
     def memory_error(self) -> float:
@@ -344,9 +321,7 @@ def predict(calibration: Calibration, rows: list[Row]) -> list[Predicted]:
     for row in rows:
         setting = row.setting()
         seconds = sum(step_parts(setting, calibration).values())
-        pace = calibration.pace_s / row.pace_s if calibration.pace_s and row.pace_s else 1.0
-        peak = process_bytes(setting, calibration) / GIB
-        found.append(Predicted(row, setting.tokens_per_step / seconds, peak, pace))
+        found.append(Predicted(row, setting.tokens_per_step / seconds, process_bytes(setting, calibration) / GIB))
     return found
 
 
@@ -357,15 +332,8 @@ def spread(errors: list[float]) -> tuple[float, float]:
 
 
 def summary(found: list[Predicted]) -> str:
-    speed, paced, memory = (
-        spread([getattr(p, name) for p in found]) for name in ("speed_error", "paced_error", "memory_error")
-    )
-    paces = [p.pace for p in found]
-    return (
-        f"{len(found)} shapes: tokens/s median error {speed[0]:.1%}, 90 % within {speed[1]:.1%} (at the pace the machine had "
-        f"when it was calibrated, by a yardstick that in these trials was {min(paces):.2f} to {max(paces):.2f} times as fast: "
-        f"{paced[0]:.1%} and {paced[1]:.1%}); peak memory median {memory[0]:.1%}, 90 % within {memory[1]:.1%}"
-    )
+    speed, memory = (spread([getattr(p, name) for p in found]) for name in ("speed_error", "memory_error"))
+    return f"{len(found)} shapes: tokens/s median error {speed[0]:.1%}, 90 % within {speed[1]:.1%}; peak memory median {memory[0]:.1%}, 90 % within {memory[1]:.1%}"
 
 
 def show(calibration: Calibration, rows: list[Row], seconds: float) -> None:
@@ -374,7 +342,7 @@ def show(calibration: Calibration, rows: list[Row], seconds: float) -> None:
         return
     for p in found:
         print(
-            f"{p.row.shape.name:<66} {p.row.tokens_per_s:>9,.0f} {p.tokens_per_s:>9,.0f} {p.speed_error:>+7.1%} {p.paced_error:>+7.1%}"
+            f"{p.row.shape.name:<66} {p.row.tokens_per_s:>9,.0f} {p.tokens_per_s:>9,.0f} {p.speed_error:>+7.1%}"
             f"   {p.row.peak_gib:6.2f} {p.peak_gib:6.2f} {p.memory_error:>+7.1%}"
         )
     print(f"calibrated in {seconds:.0f} s; {summary(found)}")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 LIFTED = torch.bfloat16
 
 
@@ -35,6 +36,9 @@ def lift_products() -> torch.library.Library:
             plain, into = (torch.library.get_kernel(f"aten::{each}", "CPU") for each in (name, f"{name}.out"))
             for each, run in ((name, _lifted(plain)), (f"{name}.out", _lifted_into(plain, into))):
                 library.impl(each, run, "CPU", with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
+        for each in (ATTENTION, f"{ATTENTION}_backward"):
+            attention = _lifted_attention(torch.library.get_kernel(f"aten::{each}", "CPU"))
+            library.impl(each, attention, "CPU", with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
     return library
 
 
@@ -57,5 +61,19 @@ def _lifted_into(kernel: Any, into: Any) -> Callable[..., Tensor]:
         if out.shape != result.shape:
             out.resize_(result.shape)
         return out.copy_(result)
+
+    return run
+
+
+def _lifted_attention(kernel: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """Forward gives the output and the sums of exponentials, which are float32 in any format; backward three gradients."""
+
+    def run(keyset: Any, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+        if arguments[0].dtype is not LIFTED:
+            return kernel.call_boxed(keyset, *arguments, **options)  # type: ignore[no-any-return]
+        lifted = (each.float() if isinstance(each, Tensor) else each for each in arguments)
+        first, *others = kernel.call_boxed(keyset, *lifted, **options)
+        is_forward = len(others) == 1
+        return (first.to(LIFTED), *(other if is_forward else other.to(LIFTED) for other in others))
 
     return run

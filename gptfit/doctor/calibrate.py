@@ -172,7 +172,7 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
     grids["lookup"] = lookup.grid()
     for each in pieces:
         grids |= each.all_grids()
-    found = replace(found, grids=grids, time=time.time(), pace_s=yardstick.usual if yardstick else 0.0)
+    found = replace(found, grids=grids, time=time.time())
     for each in pieces:
         found = settled(found, each.dtype, [(setting, timed.seconds) for setting, timed in each.whole])
     return found

@@ -44,10 +44,6 @@ class Yardstick:
             self._until = self._clock() + YARDSTICK_HOLDS_S
         return self._readings[-1]
 
-    def expire(self) -> None:
-        """The next reading is a new one."""
-        self._until = -math.inf
-
     @property
     def usual(self) -> float:
         return median(self._readings)

@@ -74,7 +74,6 @@ class Calibration:
     update_s: float = 0.0
     total_bytes: float = 0.0
     time: float = 0.0
-    pace_s: float = 0.0  # what the yardstick took meanwhile: how fast the machine was; 0 where none was used
 
     def knows(self, setting: Setting) -> bool:
         """Whether every piece of such a step was timed; norms, positions and activations that are no default were not."""
@@ -100,7 +99,6 @@ class Calibration:
             "update_s": self.update_s,
             "total_bytes": self.total_bytes,
             "time": self.time,
-            "pace_s": self.pace_s,
         }
 
 
@@ -133,7 +131,6 @@ def calibration_from_json(values: Mapping[str, Any]) -> Calibration:
         context_bytes=_amounts(found, "context_bytes"),
         total_bytes=_amount(found, "total_bytes"),
         time=_amount(found, "time"),
-        pace_s=_amount({"pace_s": 0.0, **found}, "pace_s"),
     )
 
 

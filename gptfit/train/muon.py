@@ -42,8 +42,8 @@ def make_muon(
     """Muon at `learning_rate` for the matrices of the blocks; AdamW at rates of their own for everything else."""
     named = dict(model.named_parameters()) if parameters is None else parameters
     groups = [group for group in _groups(named, model.shape, config, device) if group["params"]]
-    # bfloat16 is enough; a card with units for it has float32 products of hardly more digits, a CPU the real ones.
-    is_bf16 = device.dtype == "bfloat16" or (device.kind == "cuda" and has_bf16(device.torch_device))
+    # bfloat16 is enough where there are units for it: a card's float32 products have hardly more digits, a CPU's are real.
+    is_bf16 = has_bf16(device.torch_device) and (device.dtype == "bfloat16" or device.kind == "cuda")
     dtype = torch.bfloat16 if is_bf16 else torch.float32
     return Muon(groups, config.learning_rate, config.momentum, (config.beta1, config.beta2), dtype, processes)
 

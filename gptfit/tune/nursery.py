@@ -67,7 +67,7 @@ def serve(program: Callable[[], int], listening: socket.socket, lifeline: int = 
         if lifeline in ready:
             return
         connection, _ = listening.accept()
-        if os.fork() == 0:
+        if os.fork() == 0:  # Windows has none, and no nursery
             os._exit(_watch(program, connection, listening))
         connection.close()
 
@@ -77,7 +77,7 @@ def _watch(program: Callable[[], int], connection: socket.socket, listening: soc
     listening.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     streams = socket.recv_fds(connection, 1, 3)[1]
-    child = os.fork()
+    child = os.fork()  # Windows never comes here
     if child == 0:
         connection.close()
         _become(program, streams)
@@ -98,14 +98,14 @@ def _end_when_left(connection: socket.socket, child: int) -> None:
 
 def _end_group(child: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+        os.killpg(child, signal.SIGKILL)  # Windows never comes here
 
 
 def _become(program: Callable[[], int], streams: Sequence[int]) -> None:
     """The program, with the streams of who asked, in a group of its own."""
     code = 1
     try:
-        os.setsid()
+        os.setsid()  # Windows never comes here
         for descriptor, given in enumerate(streams):
             os.dup2(given, descriptor)
             os.close(given)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gptfit.device import lifted_products
 from gptfit.device.lifted_products import lift_products, lift_slow_products
@@ -40,6 +41,23 @@ def test_every_product_is_float32s_rounded_once() -> None:
             assert torch.equal(out, expected)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         torch.mm(a, a)
+
+
+@pytest.mark.usefixtures("lifted")
+@pytest.mark.parametrize("positions", [7, 200])
+def test_attention_is_float32s_rounded_once_and_so_are_its_gradients(positions: int) -> None:
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = (drawn(2, 3, positions, 16 + i)[..., :16].to(dtype).requires_grad_() for i in range(3))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+        out.backward(drawn(2, 3, positions, 16).to(dtype))  # type: ignore[no-untyped-call]
+        found.append([out.detach(), q.grad, k.grad, v.grad])
+    assert torch.equal(found[0][0].bfloat16(), found[1][0])
+    for exact, rounded in zip(*found, strict=True):
+        assert exact is not None
+        assert rounded is not None
+        assert rounded.dtype == torch.bfloat16
+        assert torch.allclose(exact, rounded.float(), rtol=0.03, atol=0.03 * float(exact.abs().max()))
 
 
 def test_gradients_come_out_and_float32_stays_as_it_is() -> None:

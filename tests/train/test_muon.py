@@ -60,12 +60,19 @@ def test_the_bfloat16_rounds_reach_the_same_spectrum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float32)]
+    ("dtype", "has_units", "expected"),
+    [
+        ("float32", True, torch.float32),
+        ("bfloat16", True, torch.bfloat16),
+        ("bfloat16", False, torch.float32),
+        ("float16", True, torch.float32),
+    ],
 )
-def test_on_a_cpu_the_rounds_are_done_in_the_number_format_of_the_run(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, expected: torch.dtype
+def test_on_a_cpu_the_rounds_are_done_in_the_number_format_of_the_run_where_it_has_units(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, has_units: bool, expected: torch.dtype
 ) -> None:
     used = []
+    monkeypatch.setattr(muon, "has_bf16", lambda device: has_units)
     monkeypatch.setattr(muon, "orthogonalize", lambda matrices, dtype: used.append(dtype) or matrices)
     model, optimizer = make(config=replace(CONFIG, dtype=dtype))
     fill_gradients(model)
