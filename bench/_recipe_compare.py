@@ -11,6 +11,7 @@ from typing import Any
 
 from _recipe_runs import REPO, Curve, Setup, curve_of
 
+from gptfit.config.recipe import MATRIX_RATE, matrix_rate
 from gptfit.units import si
 
 FOUND = REPO / "bench" / "recipe_found.json"
@@ -30,6 +31,12 @@ class Comparison:
     ms_per_step: dict[str, float]  # nanoGPT, our gpt2 path, modern: measured in turns, with nanoGPT's batch
     other_seconds: dict[str, float]  # of nanoGPT's and modern's first start, with nothing compiled before
     edition: int = 1  # of our recipe
+    matrix_rate: float = MATRIX_RATE  # Muon's in our runs
+
+    @property
+    def rate_now(self) -> float:
+        """What the recipe gives Muon for such a batch by now."""
+        return matrix_rate(self.setup.ours.tokens_per_step)
 
     @property
     def is_timed(self) -> bool:
@@ -141,7 +148,15 @@ def _comparison(entry: dict[str, Any]) -> Comparison:
     curves = {name: [curve_of(curve) for curve in entry[name]] for name in ("theirs", "ours")}
     setup = Setup(**{**entry["setup"], "rates": tuple(entry["setup"]["rates"])})
     times = {name: entry[name] for name in ("ms_per_step", "other_seconds")}
-    return Comparison(setup, entry["rate"], curves["theirs"], curves["ours"], **times, edition=entry.get("edition", 1))
+    return Comparison(
+        setup,
+        entry["rate"],
+        curves["theirs"],
+        curves["ours"],
+        **times,
+        edition=entry.get("edition", 1),
+        matrix_rate=entry.get("matrix_rate", MATRIX_RATE),
+    )
 
 
 def table(comparisons: list[Comparison]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from _recipe_aims import aim_lines, tried_lines
-from _recipe_compare import Comparison, read_found, table
+from _recipe_compare import EDITION, Comparison, read_found, table
 from _recipe_epochs import epoch_lines
 from _recipe_groups import group_lines
 from _recipe_own import own_lines
@@ -137,7 +137,13 @@ def _beside_nanogpt(comparisons: list[Comparison]) -> list[str]:
         "imports, the compilation on a machine that has compiled nothing yet, and gptfit's checkpoints (nanoGPT's are in "
         "its steps)."
     )
-    paragraphs = [line for text in (what, losses, seconds) for line in (textwrap.fill(text, WIDTH), "")]
+    older = [
+        f"{c.setup.name} {c.matrix_rate:g}, now {c.rate_now:g}"
+        for c in comparisons
+        if c.edition == EDITION and c.matrix_rate != c.rate_now
+    ]
+    rates = f"Not run again since Muon's rate goes with the batch: {'; '.join(older)}." if older else ""
+    paragraphs = [line for text in (what, losses, seconds, rates) if text for line in (textwrap.fill(text, WIDTH), "")]
     return ["## Beside stock nanoGPT", "", *paragraphs, *table(comparisons), ""]
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -190,7 +190,8 @@ def compare(
         pool.shutdown(cancel_futures=True)
     curves = ([run.result() for run in theirs], [run.result() for run in ours])
     times = step_times(runner, setup, is_compiled) if is_timed else ({}, {})
-    return Comparison(setup, rate, *curves, *times, edition=EDITION)
+    found = Comparison(setup, rate, *curves, *times, edition=EDITION)
+    return replace(found, matrix_rate=found.rate_now)
 
 
 def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> tuple[dict[str, float], dict[str, float]]:

@@ -7,6 +7,7 @@ bfloat16 give: their sums are float32 too.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,9 @@ from torch import Tensor
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 LIFTED = torch.bfloat16
+AT_ONCE = (
+    2**19
+)  # float32 numbers of one factor or result; more are lifted in turns, so that they take no memory to speak of
 
 
 @functools.cache
@@ -46,18 +50,43 @@ def _lifted(kernel: Any) -> Callable[..., Tensor]:
     def run(keyset: Any, *tensors: Tensor, **scales: Any) -> Tensor:
         if tensors[-1].dtype is not LIFTED:
             return kernel.call_boxed(keyset, *tensors, **scales)  # type: ignore[no-any-return]
+        if len(tensors) == 2 and tensors[0].dim() == 2:
+            return _in_turns(*tensors)
         return kernel.call_boxed(keyset, *map(Tensor.float, tensors), **scales).to(LIFTED)  # type: ignore[no-any-return]
 
     return run
 
 
+def _in_turns(a: Tensor, b: Tensor) -> Tensor:
+    """(m, k) x (k, n), divided along the longest of the three."""
+    (m, k), n = a.shape, b.shape[1]
+    longest, turns = max(m, k, n), math.ceil(max(m * k, k * n, m * n) / AT_ONCE)
+    if turns <= 1 or b.shape[0] != k:
+        return torch.mm(a.float(), b.float()).to(LIFTED)
+    each = math.ceil(longest / turns)
+    parts = [slice(first, first + each) for first in range(0, longest, each)]
+    if longest == k:
+        total = torch.zeros(m, n)
+        for part in parts:
+            total.addmm_(a[:, part].float(), b[part].float())
+        return total.to(LIFTED)
+    result, factor = a.new_empty(m, n), (b if longest == m else a).float()
+    for part in parts:
+        if longest == m:
+            result[part] = torch.mm(a[part].float(), factor)
+        else:
+            result[:, part] = torch.mm(factor, b[:, part].float())
+    return result
+
+
 def _lifted_into(kernel: Any, into: Any) -> Callable[..., Tensor]:
     """As compiled code asks for it."""
+    lifted = _lifted(kernel)
 
     def run(keyset: Any, *tensors: Tensor, out: Tensor, **scales: Any) -> Tensor:
         if tensors[-1].dtype is not LIFTED:
             return into.call_boxed(keyset, *tensors, out=out, **scales)  # type: ignore[no-any-return]
-        result = kernel.call_boxed(keyset, *map(Tensor.float, tensors), **scales)
+        result = lifted(keyset, *tensors, **scales)
         if out.shape != result.shape:
             out.resize_(result.shape)
         return out.copy_(result)

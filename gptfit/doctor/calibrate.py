@@ -58,10 +58,10 @@ MOST_SCALE = 2.0
 
 
 def dtypes_of(device: Device) -> tuple[str, ...]:
-    """The formats a run may have here; the one that 'auto' means last."""
+    """The formats a run may have here; the one that 'auto' means first, while nothing else is in memory."""
     if device.kind == "cpu":  # also where bfloat16 is no faster: a plan must be able to say so
-        return ("float32", "bfloat16") if has_bf16(device.torch_device) else ("bfloat16", "float32")
-    return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype == device.dtype))
+        return ("bfloat16", "float32") if has_bf16(device.torch_device) else ("float32", "bfloat16")
+    return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype != device.dtype))
 
 
 @dataclass
@@ -139,11 +139,15 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
     if device.kind == "cpu":
         keep_freed_memory()
     yardstick = yardstick_of(device)
-    rulers = {dtype: Ruler(replace(device, dtype=dtype), yardstick) for dtype in dtypes_of(device)}
+    formats = dtypes_of(device)
+    rulers = {
+        dtype: Ruler(replace(device, dtype=dtype), yardstick, is_seldom=dtype != device.dtype) for dtype in formats
+    }
     with collection_frozen():
         pieces = [_pieces(ruler, compiled and ruler.device.dtype == device.dtype, tell) for ruler in rulers.values()]
-        for other in pieces[:-1]:
-            other.usual = pieces[-1]
+        usual = next(each for each in pieces if each.dtype == device.dtype)
+        for other in pieces:
+            other.usual = None if other is usual else usual
         first = next(iter(rulers.values()))
         tell("lookup and updates")
         lookup, grids = first.lookup(), {"update": first.update()}

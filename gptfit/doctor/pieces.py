@@ -93,10 +93,20 @@ def yardstick_of(device: Device) -> Yardstick | None:
     return Yardstick(lambda: watch.seconds(lambda: torch.mm(matrix, matrix)))
 
 
-class Ruler:
-    """Times pieces on one device, in one number format."""
+def few(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The least, the middle and the largest.
 
-    def __init__(self, device: Device, yardstick: Yardstick | None = None) -> None:
+    >>> few((64, 256, 1024, 4096, 16384)), few((4096, 50304)), few((512,))
+    ((64, 1024, 16384), (4096, 50304), (512,))
+    """
+    return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
+
+
+class Ruler:
+    """Times pieces on one device, in one number format; at fewer sizes where hardly anyone trains in it."""
+
+    def __init__(self, device: Device, yardstick: Yardstick | None = None, is_seldom: bool = False) -> None:
+        self.sizes: Callable[[tuple[int, ...]], tuple[int, ...]] = few if is_seldom else lambda sizes: sizes
         self.device, self.watch = device, Watch(device, yardstick=yardstick)
         self.rounds = Rounds(self.watch)
         self.generator = torch.Generator().manual_seed(0)
@@ -115,7 +125,8 @@ class Ruler:
         def work(tokens: int, width: int) -> float:
             return self.layers(tokens, width) * tokens * 12 * width**2
 
-        return self.rounds.costs(itertools.product(TOKENS, WIDTHS), work, lambda n, c: self._stack("gpt2", n, c))
+        places = itertools.product(*map(self.sizes, (TOKENS, WIDTHS)))
+        return self.rounds.costs(places, work, lambda n, c: self._stack("gpt2", n, c))
 
     def layers(self, tokens: float, width: float) -> int:
         """As many blocks as a micro-step meets cold: the activations they keep, their weights and gradients."""
@@ -159,7 +170,7 @@ class Ruler:
 
     def attention(self) -> Costs:
         """Per token, channel and position."""
-        places, work = itertools.product(POSITIONS, HEAD_SIZES), ATTENTION_TOKENS * ATTENTION_HEADS
+        places, work = itertools.product(*map(self.sizes, (POSITIONS, HEAD_SIZES))), ATTENTION_TOKENS * ATTENTION_HEADS
         return self.rounds.costs(places, lambda t, size: work * size * t, self._attention)
 
     def _attention(self, positions: int, head_size: int) -> Action:
@@ -181,7 +192,7 @@ class Ruler:
     def head(self, kind: str) -> Costs:
         """Per token, vocabulary entry and channel."""
         return self.rounds.costs(
-            itertools.product(HEAD_TOKENS[kind], HEAD_WIDTHS, VOCABULARIES[kind]),
+            itertools.product(*map(self.sizes, (HEAD_TOKENS[kind], HEAD_WIDTHS, VOCABULARIES[kind]))),
             lambda n, c, v: n * c * v,
             functools.partial(self._head, kind),
             LONGEST_HEAD_S,

@@ -44,6 +44,19 @@ def test_every_product_is_float32s_rounded_once() -> None:
 
 
 @pytest.mark.usefixtures("lifted")
+@pytest.mark.parametrize("size", [(90, 4, 5), (4, 90, 5), (4, 5, 90), (3, 3, 3), (64, 64, 64)])
+def test_a_large_product_is_lifted_in_turns(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int, int]) -> None:
+    """Along any of its three sizes, whole or not a multiple of a turn; whatever is lifted at once stays small."""
+    m, k, n = size
+    a, b = drawn(m, k), drawn(n, k).T
+    expected = torch.mm(a.float(), b.float())
+    monkeypatch.setattr(lifted_products, "AT_ONCE", 100)
+    found = torch.mm(a, b)
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.float(), expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.usefixtures("lifted")
 @pytest.mark.parametrize("positions", [7, 200])
 def test_attention_is_float32s_rounded_once_and_so_are_its_gradients(positions: int) -> None:
     found = []
