@@ -108,7 +108,7 @@ def torn(draw: st.DrawFn, whole: bytes) -> bytes:
 
 @contextmanager
 def no_hang() -> Iterator[None]:
-    """Two seconds of this process's own time: a busy or stopped machine takes nothing from it."""
+    """Two seconds of this process's own computing: a busy machine, or one slow to hand out memory, takes nothing from it."""
     if sys.platform == "win32":
         yield
         return
@@ -116,13 +116,13 @@ def no_hang() -> Iterator[None]:
     def hangs(*_: object) -> None:
         raise AssertionError("hangs")
 
-    before = signal.signal(signal.SIGPROF, hangs)
-    signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+    before = signal.signal(signal.SIGVTALRM, hangs)
+    signal.setitimer(signal.ITIMER_VIRTUAL, HANG_SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @contextmanager
