@@ -198,7 +198,8 @@ class _PlainUnpickler(pickle.Unpickler):
     """Reads dicts, lists, text and numbers; anything that names a class or function is refused before it runs."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it wants to run {module}.{name}")
+        asked = f"{module}.{name}"  # of a damaged file any bytes, which must not reach a terminal as they are
+        raise pickle.UnpicklingError(f"it wants to run {asked if asked.isprintable() else ascii(asked)}")
 
 
 def read_meta(path: Path) -> dict[str, Any] | None:

@@ -19,7 +19,8 @@ PORTABLE_LIMITS = "gptfit, Hugging Face and llama.cpp (GGUF) run it; nanoGPT can
 # normalised before the first block, so theirs needs none; the head's falls with the width (Yang et al. 2022, muP).
 MATRIX_RATE = 0.02
 # The same for MOST_TOKENS_PER_STEP; fewer tokens give a noisier direction, of the same size, and want a smaller rate: with
-# 1,024 per step 0.02 ends at 4.207, 0.014 at 4.182, 0.010 at 4.183, 0.007 at 4.199 (6 x 256, docs/recipe.md).
+# 1,024 per step 0.02 ends at 4.207, 0.014 at 4.182, 0.010 at 4.183, 0.007 at 4.199 (6 x 256, one
+# seed, docs/recipe.md). Between the two nothing was run.
 SMALL_STEP, SMALL_STEP_RATE = 1_024, 0.012
 EMBEDDING_RATE = 0.3
 HEAD_RATE = 0.004
