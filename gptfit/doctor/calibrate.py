@@ -6,16 +6,17 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.allocator import keep_freed_memory
-from gptfit.device.device import Device, find_device, has_bf16
-from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler, yardstick_of
+from gptfit.device.device import find_device
+from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler, dtypes_of, yardstick_of
 from gptfit.doctor.rounds import Costs, Place, Timed
-from gptfit.plan.calibration import PER_UPDATE, Calibration, step_parts
+from gptfit.doctor.whole_models import micro_seconds
+from gptfit.plan.calibration import Calibration, step_parts
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
@@ -39,30 +40,6 @@ COMPILED_KEEPS = {"gpt2": 0.94, "modern": 0.80}
 TINY = ModelShape(n_layer=1, n_head=2, n_embd=128, block_size=64, vocab_size=256)
 TINY_BATCH = 2
 
-# Whole models, the micro-batch of each: what their pieces do not add up to is told by them.
-WHOLE = (
-    (ModelShape(6, 5, 320, 160, 700), 3),
-    (ModelShape(3, 3, 192, 320, 6000, arch="modern"), 6),
-    (ModelShape(10, 2, 128, 320, 300), 4),
-    (ModelShape(2, 10, 640, 160, 20000), 2),
-    (ModelShape(4, 7, 448, 96, 2000, arch="modern"), 5),
-    (ModelShape(3, 2, 128, 96, 300), 2),
-    (ModelShape(2, 3, 192, 96, 300, arch="modern"), 1),
-    (ModelShape(2, 4, 256, 64, 1200), 1),
-)
-LONGEST_WHOLE_S = 0.8  # a micro-step that the pieces put beyond is not run
-# Of a whole model's time; of the pieces' sum before whole models were seen; and of the loss beside the blocks: where the
-# models that are quick enough have little of it, what they leave unexplained must not become its cost.
-WHOLE_ERROR, PRIOR_ERROR, HEAD_ERROR = 0.03, 0.15, 0.2
-MOST_SCALE = 2.0
-
-
-def dtypes_of(device: Device) -> tuple[str, ...]:
-    """The formats a run may have here; the one that 'auto' means first, while nothing else is in memory."""
-    if device.kind == "cpu":  # also where bfloat16 is no faster: a plan must be able to say so
-        return ("bfloat16", "float32") if has_bf16(device.torch_device) else ("float32", "bfloat16")
-    return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype != device.dtype))
-
 
 @dataclass
 class Pieces:
@@ -76,7 +53,6 @@ class Pieces:
     compiled: dict[str, Timed]  # blocks at COMPILED_AT, by architecture
     grids: dict[str, Costs]
     kept: dict[str, float]
-    whole: list[tuple[Setting, Timed]] = field(default_factory=list)
     usual: Pieces | None = None  # of the format that is trained in, the only one that blocks are compiled in
 
     def all_grids(self) -> dict[str, Grid]:
@@ -134,7 +110,7 @@ def between(points: Sequence[tuple[float, float]], where: float) -> float:
 
 
 def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], None]) -> Calibration:
-    """Everything but what needs a process of its own (`complete` adds that)."""
+    """Everything but what needs a process of its own (`settled` and `complete` add that)."""
     began, device = time.monotonic(), find_device(config)
     if device.kind == "cpu":
         keep_freed_memory()
@@ -162,11 +138,6 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
             saved_bytes={name: kept for each in pieces for name, kept in each.kept.items()},
             total_bytes=float(device.total_memory_bytes()),
         )
-        for each, ruler in zip(pieces, rulers.values(), strict=True):
-            tell(f"whole models {each.dtype}")
-            each.whole = _whole_models(
-                ruler, replace(found, grids={**grids, "lookup": lookup.grid(), **each.all_grids()})
-            )
         for i in range(MOST_ROUNDS):
             if i and time.monotonic() - began > PIECES_S:
                 break
@@ -176,10 +147,7 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
     grids["lookup"] = lookup.grid()
     for each in pieces:
         grids |= each.all_grids()
-    found = replace(found, grids=grids, time=time.time())
-    for each in pieces:
-        found = settled(found, each.dtype, [(setting, timed.seconds) for setting, timed in each.whole])
-    return found
+    return replace(found, grids=grids, time=time.time())
 
 
 def _pieces(ruler: Ruler, compiled: bool, tell: Callable[[str], None]) -> Pieces:
@@ -204,50 +172,6 @@ def _pieces(ruler: Ruler, compiled: bool, tell: Callable[[str], None]) -> Pieces
     grids = {f"head {dtype} {kind}": ruler.head(kind) for kind in ("whole", "chunked")}
     grids |= {f"outside {arch} {dtype}": ruler.outside(arch) for arch in ARCHITECTURES}
     return Pieces(dtype, ruler.layers, eager, attention, others, fast, grids, kept)
-
-
-def _whole_models(ruler: Ruler, found: Calibration) -> list[tuple[Setting, Timed]]:
-    settings = [Setting(shape, rows, dtype=ruler.device.dtype, compile=False) for shape, rows in WHOLE]
-    short = [setting for setting in settings if micro_seconds(setting, found) < LONGEST_WHOLE_S]
-    return [(setting, ruler.micro_step(setting.shape, setting.micro_batch)) for setting in short]
-
-
-def micro_seconds(setting: Setting, found: Calibration) -> float:
-    """What the pieces add up to for one micro-step."""
-    return sum(seconds for name, seconds in step_parts(setting, found).items() if name not in PER_UPDATE)
-
-
-def settled(found: Calibration, dtype: str, whole: Sequence[tuple[Setting, float]]) -> Calibration:
-    """With blocks and loss scaled so that whole models take what they took, as far as these agree among themselves."""
-    scale = scales([(step_parts(setting, found), seconds) for setting, seconds in whole])
-    kinds = {"blocks": scale[0], "attention": scale[0], "head": scale[1]}
-    grids = dict(found.grids)
-    for name, grid in found.grids.items():
-        if dtype in name.split() and (factor := kinds.get(name.partition(" ")[0])):
-            grids[name] = replace(grid, values=tuple(value * factor for value in grid.values))
-    return replace(found, grids=grids)
-
-
-def scales(whole: Sequence[tuple[dict[str, float], float]]) -> tuple[float, float]:
-    """Of the blocks and of the loss: least squares of relative errors, of how far the first is from one, the second from it.
-
-    >>> scales([])
-    (1.0, 1.0)
-    """
-    rows = []
-    for parts, seconds in whole:
-        blocks, head = (parts["blocks"] + parts["attention"]) / seconds, parts["head and loss"] / seconds
-        rest = sum(value for name, value in parts.items() if name not in PER_UPDATE) / seconds - blocks - head
-        rows.append((blocks, head, 1 - rest))
-    prior, together = (WHOLE_ERROR / PRIOR_ERROR) ** 2, (WHOLE_ERROR / HEAD_ERROR) ** 2
-    bb = sum(row[0] ** 2 for row in rows) + prior + together
-    hh = sum(row[1] ** 2 for row in rows) + together
-    bh = sum(row[0] * row[1] for row in rows) - together
-    b, h = sum(row[0] * row[2] for row in rows) + prior, sum(row[1] * row[2] for row in rows)
-    size = bb * hh - bh**2
-    found = ((hh * b - bh * h) / size, (bb * h - bh * b) / size)
-    first, second = (min(max(value, 1 / MOST_SCALE), MOST_SCALE) for value in found)
-    return first, second
 
 
 def tiny_config(config: TrainConfig, compiled: bool) -> TrainConfig:

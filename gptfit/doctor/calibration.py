@@ -1,13 +1,15 @@
-"""Calibrate this device from outside: its pieces in one process, tiny trials in others, one record for the cache."""
+"""Calibrate this device from outside: pieces, whole models and tiny trials in processes of their own, one record for the cache."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from gptfit.config.keys import TrainConfig
 from gptfit.doctor.calibrate import TINY, complete, tiny_config
+from gptfit.doctor.whole_models import settled
 from gptfit.errors import DeviceError
 from gptfit.plan.calibration import Calibration, calibration_from_json
 from gptfit.shape import ModelShape
@@ -18,7 +20,7 @@ from gptfit.tune.trials import Candidate, Machine, Timing, timing_from_json
 
 MODULE = "gptfit.doctor.card_process"
 COMMAND = (sys.executable, "-m", MODULE)
-PIECES_LIMIT_S = 300.0
+LIMIT_S = 300.0
 TRIAL_LIMIT_S = 120.0
 TINY_S = 1.0  # a hundred micro-steps of next to nothing
 
@@ -29,16 +31,23 @@ def calibrate(
     """About a minute and a half; DeviceError where the device did not answer."""
     machine = machine or find_machine(config)
     compiled = config.compile and machine.compile_problem is None
-    request = {"check": "pieces", "config": config.as_dict(), "compiled": compiled}
-    ended = run_process(request, PIECES_LIMIT_S, on_stage, COMMAND)
-    if ended.outcome != "ok":
-        raise DeviceError(f"the pieces of a step could not be timed: {ended.message}", fix="see `gptfit doctor`")
-    found = calibration_from_json(ended.values)
+    # Whole models before and after: a machine with neighbours is faster in one minute than in another.
+    before = _timed("whole models", config, on_stage)["times"]
+    found = calibration_from_json(_timed("pieces", config, on_stage, compiled=compiled))
+    found = settled(found, [before, _timed("whole models", config, on_stage)["times"]])
     tiny = {}
     for is_compiled in (False, True) if compiled else (False,):
         on_stage(f"tiny model {'compiled' if is_compiled else 'eager'}")
         tiny[is_compiled] = _trial(tiny_config(config, is_compiled), TINY, machine)
     return complete(found, tiny)
+
+
+def _timed(what: str, config: TrainConfig, on_stage: Callable[[str], None], **more: Any) -> dict[str, Any]:
+    """In a process of its own."""
+    ended = run_process({"check": what, "config": config.as_dict(), **more}, LIMIT_S, on_stage, COMMAND)
+    if ended.outcome != "ok":
+        raise DeviceError(f"{what} could not be timed: {ended.message}", fix="see `gptfit doctor`")
+    return ended.values
 
 
 def _trial(config: TrainConfig, shape: ModelShape, machine: Machine) -> Timing:

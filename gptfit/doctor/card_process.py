@@ -11,6 +11,7 @@ import torch
 from gptfit.config.keys import TrainConfig
 from gptfit.doctor.calibrate import measure_pieces
 from gptfit.doctor.card_checks import run_check
+from gptfit.doctor.whole_models import time_whole_models
 from gptfit.tune.trial import Tell, serve
 
 
@@ -21,6 +22,9 @@ def answer(request: dict[str, Any], tell: Tell) -> None:
     if request["check"] == "pieces":
         found = measure_pieces(config, request["compiled"], lambda name: tell("stage", name=name))
         tell("done", **found.as_json())
+        return
+    if request["check"] == "whole models":
+        tell("done", times=time_whole_models(config, lambda name: tell("stage", name=name)))
         return
     tell("done", **asdict(run_check(request["check"], config)))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gptfit.config.keys import TrainConfig
-from gptfit.device.device import Device
+from gptfit.device.device import Device, has_bf16
 from gptfit.doctor.rounds import LONGEST_S, Action, Costs, CostsOfTwoWidths, Place, Rounds, Timed, Watch, Yardstick
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
@@ -23,11 +23,10 @@ from gptfit.plan.calibration import block_weights
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
-from gptfit.train.batches import Batch
 from gptfit.train.engine import Engine, build_engine
 
 TOKENS = (64, 256, 1024, 4096, 16384)
-WIDTHS = (128, 192, 256, 448, 768)
+WIDTHS = (128, 256, 448, 768)
 BLOCK_POSITIONS, BLOCK_HEAD = 128, 64
 # A block finds nothing of its own in the caches when so many bytes of others came between.
 COLD_BYTES = 64 * 2**20
@@ -82,6 +81,31 @@ def _saved_by(node: Any) -> list[Tensor]:
 
 def block_shape(arch: str, tokens: int, width: int, layers: int) -> ModelShape:
     return ModelShape(layers, max(1, width // BLOCK_HEAD), width, min(tokens, BLOCK_POSITIONS), 64, arch=arch)
+
+
+def plain_engine(device: Device, shape: ModelShape, optimizer: str, micro_batch: int = 1) -> Engine:
+    """A model to be timed whole: neither compiled nor in chunks."""
+    config = TrainConfig(
+        n_layer=shape.n_layer,
+        n_head=shape.n_head,
+        n_embd=shape.n_embd,
+        block_size=shape.block_size,
+        batch_size=micro_batch,
+        arch=shape.arch,
+        optimizer=optimizer,
+        dtype=device.dtype,
+        device=device.kind,
+        compile=False,
+        chunked_loss=False,
+    )
+    return build_engine(config, shape, device)
+
+
+def dtypes_of(device: Device) -> tuple[str, ...]:
+    """The formats a run may have here; the one that 'auto' means first, while nothing else is in memory."""
+    if device.kind == "cpu":  # also where bfloat16 is no faster: a plan must be able to say so
+        return ("bfloat16", "float32") if has_bf16(device.torch_device) else ("float32", "bfloat16")
+    return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype != device.dtype))
 
 
 def yardstick_of(device: Device) -> Yardstick | None:
@@ -241,39 +265,12 @@ class Ruler:
 
         return forward_and_backward
 
-    # Whole models
-
-    def micro_step(self, shape: ModelShape, micro_batch: int) -> Timed:
-        engine = self._engine(shape, "adamw", micro_batch)
-        batch: Batch = (self.ids(shape.vocab_size, micro_batch, shape.block_size),) * 2
-
-        def forward_and_backward() -> None:
-            engine.backward_micro_step(engine.forward_micro_step(batch, is_last=False), 1)
-
-        return self.rounds.timed(forward_and_backward)
-
-    def _engine(self, shape: ModelShape, optimizer: str, micro_batch: int = 1) -> Engine:
-        config = TrainConfig(
-            n_layer=shape.n_layer,
-            n_head=shape.n_head,
-            n_embd=shape.n_embd,
-            block_size=shape.block_size,
-            batch_size=micro_batch,
-            arch=shape.arch,
-            optimizer=optimizer,
-            dtype=self.device.dtype,
-            device=self.device.kind,
-            compile=False,
-            chunked_loss=False,
-        )
-        return build_engine(config, shape, self.device)
-
     # The update
 
     def update(self) -> Grid:
         points: dict[Place, float] = {}
         for width, layers, vocab_size in UPDATES:
-            engine = self._engine(ModelShape(layers, width // BLOCK_HEAD, width, 64, vocab_size), "adamw")
+            engine = plain_engine(self.device, ModelShape(layers, width // BLOCK_HEAD, width, 64, vocab_size), "adamw")
             weights = engine.model.shape.n_weights
             points[(float(weights),)] = self._update(engine) / weights
         return grid_of(points)
@@ -286,7 +283,8 @@ class Ruler:
             if points and (before := list(points.values())[-1]) * work > LONGEST_S:
                 points[(width,)] = before
                 continue
-            engine = self._engine(ModelShape(MUON_LAYERS, width // BLOCK_HEAD, width, 64, 64, arch="modern"), "muon")
+            shape = ModelShape(MUON_LAYERS, width // BLOCK_HEAD, width, 64, 64, arch="modern")
+            engine = plain_engine(self.device, shape, "muon")
             others = engine.model.shape.n_weights - block_weights(engine.model.shape)
             points[(width,)] = max(self._update(engine) - others * adamw.at(others), 1e-6) / work
         return grid_of(points)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,11 @@ class Grid:
         for axis, position in zip(self.axes, corner, strict=True):
             index = index * len(axis) + position
         return index
+
+    def times(self, scale: Callable[..., float]) -> Grid:
+        """Every value multiplied by what `scale` says of its place."""
+        places = itertools.product(*self.axes)
+        return Grid(self.axes, tuple(value * scale(*at) for value, at in zip(self.values, places, strict=True)))
 
     def as_json(self) -> dict[str, Any]:
         return {"axes": [list(axis) for axis in self.axes], "values": list(self.values)}

@@ -95,14 +95,14 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
         engine.compile_now(batch, with_backward=True, with_eval=request["has_eval"])
         engine.forget_gradients()
     for _ in range(SCALE_SEARCH):
-        _micro_step(engine, batch)
+        run_micro_step(engine, batch)
         # The first update makes the optimizer's state, so that memory is complete when the timing begins.
         if _update(engine)[1]:
             break
     device.synchronize()
     device.reset_peak_memory()
     tell("stage", name="timing")
-    samples, cpu_samples = time_micro_steps(lambda: _micro_step(engine, batch), device, request["timed_s"])
+    samples, cpu_samples = time_micro_steps(lambda: run_micro_step(engine, batch), device, request["timed_s"])
     update_ms = _update_ms(engine, batch, median(samples))
     eval_ms = None
     if request["has_eval"]:
@@ -159,7 +159,7 @@ def _repeat(action: Callable[[], None], times: int) -> None:
         action()
 
 
-def _micro_step(engine: Engine, batch: Batch) -> None:
+def run_micro_step(engine: Engine, batch: Batch) -> None:
     loss = engine.forward_micro_step(batch, is_last=False)
     engine.backward_micro_step(loss, engine.config.accumulation())
 
@@ -172,7 +172,7 @@ def _update_ms(engine: Engine, batch: Batch, micro_ms: float) -> float:
     updates: list[float] = []
     while len(updates) < (QUICK_UPDATES if micro_ms < QUICK_MS else 1):
         engine.forget_gradients()
-        _micro_step(engine, batch)
+        run_micro_step(engine, batch)
         updates.append(_update(engine)[0])
     return median(updates)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
-from gptfit.doctor.calibrate import TINY, TINY_BATCH, WHOLE, between, complete, micro_seconds, scales, settled
+from gptfit.doctor.calibrate import TINY, TINY_BATCH, between, complete
 from gptfit.doctor.rounds import Costs, CostsOfTwoWidths, Rounds, Watch, Yardstick
+from gptfit.doctor.whole_models import micro_seconds
 from gptfit.plan.calibration import step_parts
 from gptfit.plan.grid import grid_of
 from gptfit.plan.setting import Setting
@@ -159,40 +160,6 @@ def test_what_has_taken_long_is_not_run_again() -> None:
     clock.ran.clear()
     each.go(2)
     assert clock.ran == ["quick"] * 2
-
-
-def whole_settings() -> Iterator[Setting]:
-    for shape, rows in WHOLE:
-        yield Setting(shape, rows, dtype="float32", compile=False)
-
-
-def test_whole_models_correct_what_their_pieces_add_up_to() -> None:
-    """A device where blocks take a third more and the loss a fifth less in a model than alone."""
-    found = made()
-    truth = []
-    for setting in whole_settings():
-        parts = step_parts(setting, found)
-        more = 0.33 * (parts["blocks"] + parts["attention"]) - 0.2 * parts["head and loss"]
-        truth.append((setting, micro_seconds(setting, found) + more))
-    better = settled(found, "float32", truth)
-    for setting, seconds in truth:
-        assert micro_seconds(setting, better) == pytest.approx(seconds, rel=0.03)
-    same = [name for name in found.grids if "bfloat16" in name]
-    assert all(better.grids[name] == found.grids[name] for name in same), "the other format has models of its own"
-
-
-def test_models_with_little_loss_say_of_it_what_they_say_of_blocks() -> None:
-    """In an emulated format only these are quick enough: 8 % that the blocks took more were 40 % more of the loss."""
-    parts = {"blocks": 0.9, "attention": 0.05, "head and loss": 0.05}
-    blocks, head = scales([(parts, 1.08)] * 5)
-    assert blocks == pytest.approx(1.08, abs=0.01)
-    assert head == pytest.approx(blocks, abs=0.01)
-
-
-def test_whole_models_cannot_turn_a_cost_into_nothing() -> None:
-    parts = step_parts(next(whole_settings()), made())
-    assert min(scales([(parts, 1e-9)])) >= 0.5
-    assert max(scales([(parts, 1e9)])) <= 2.0
 
 
 def test_between_two_sizes_values_may_be_below_zero_and_outside_they_stay() -> None:
