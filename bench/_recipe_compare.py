@@ -17,6 +17,7 @@ from gptfit.units import si
 FOUND = REPO / "bench" / "recipe_found.json"
 EDITION = 2  # of the recipe that is run now
 OWN_BATCH = "modern, its own batch"
+TIMES = ("ms_per_step", "other_seconds")
 SECONDS_TARGET, STEP_TARGET = 6.0, 1.10  # the tokens' is the setup's share
 
 
@@ -130,9 +131,13 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 
 def save_found(found: Comparison) -> None:
-    """One entry per model; a newer comparison of the same model replaces it."""
+    """One entry per model; a newer comparison of the same model replaces it, all but its times where it has none."""
     entries = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
-    FOUND.write_text(json.dumps(entries | {_entry(found): asdict(found)}, indent=1) + "\n", encoding="utf-8")
+    entry = json.loads(json.dumps(asdict(found)))
+    earlier = entries.get(_entry(found), {})
+    if not found.is_timed and earlier.get("setup") == entry["setup"]:
+        entry |= {name: earlier[name] for name in TIMES}
+    FOUND.write_text(json.dumps(entries | {_entry(found): entry}, indent=1) + "\n", encoding="utf-8")
 
 
 def _entry(found: Comparison) -> str:
@@ -147,7 +152,7 @@ def read_found() -> list[Comparison]:
 def _comparison(entry: dict[str, Any]) -> Comparison:
     curves = {name: [curve_of(curve) for curve in entry[name]] for name in ("theirs", "ours")}
     setup = Setup(**{**entry["setup"], "rates": tuple(entry["setup"]["rates"])})
-    times = {name: entry[name] for name in ("ms_per_step", "other_seconds")}
+    times = {name: entry[name] for name in TIMES}
     return Comparison(
         setup,
         entry["rate"],

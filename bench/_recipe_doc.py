@@ -135,7 +135,7 @@ def _beside_nanogpt(comparisons: list[Comparison]) -> list[str]:
         "Seconds are steps times the time of a step, measured in turns: nanoGPT as it ships for a CPU, in float32 "
         "without torch.compile, gptfit with it; no evaluations. With a first start: and the rest of both commands, "
         "imports, the compilation on a machine that has compiled nothing yet, and gptfit's checkpoints (nanoGPT's are in "
-        "its steps)."
+        "its steps). Losses that were had again beside other work stand beside the times of the run before."
     )
     older = [
         f"{c.setup.name} {c.matrix_rate:g}, now {c.rate_now:g}"
@@ -245,7 +245,8 @@ COSTS = [
     "",
     "What follows from the length of a run: tokens per step (a power of two for about 3,250 updates; at least 4,096, on a CPU",
     "4 per channel or a quarter of the vocabulary, whichever is more, up to 2,048), Muon's momentum, and layer scalars only",
-    "from 1,000 updates on. The head's rate falls with the square root of tokens per step over vocabulary, where below 1.",
+    "from 1,000 updates on. The head's rate falls with the square root of tokens per step over vocabulary, where below 1, to",
+    "0.45 of itself.",
     "",
 ]
 MANY_EPOCHS = [

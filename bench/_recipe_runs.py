@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 
 from gptfit.config.keys import TrainConfig
-from gptfit.config.recipe import least_tokens_per_step, second_edition, tokens_per_step
+from gptfit.config.recipe import adamw_rate, least_tokens_per_step, second_edition, tokens_per_step
 from gptfit.logs.runlog import read_run
 from gptfit.shape import ModelShape
 
@@ -85,6 +85,12 @@ class Setup:
 
     def shape(self, arch: str, **keys: Any) -> ModelShape:
         return TrainConfig.unchecked(**self.keys, **keys, arch=arch).shape(VOCABULARY[self.tokenizer])
+
+    @property
+    def head_keys(self) -> dict[str, float]:
+        """The head's rate, where a step has too few tokens for the whole one."""
+        whole, own = (adamw_rate("head", self.shape("modern"), *tokens) for tokens in ((), (self.tokens_per_step,)))
+        return {} if own == whole else {"head_lr": round(own, 4)}
 
     @property
     def edition_keys(self) -> dict[str, Any]:

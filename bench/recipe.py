@@ -158,13 +158,15 @@ def compare(
         "log_interval": 1,
     }
     ingredients = {key: DEFAULTS[key] for key in INGREDIENTS} | setup.edition_keys
-    recipe = fingerprint(ours_setup.keys | training_keys(steps, ours_setup.tokens_per_step) | ingredients)
+    training = training_keys(steps, ours_setup.tokens_per_step) | ours_setup.head_keys
+    recipe = fingerprint(ours_setup.keys | training | ingredients)
 
     def nanogpt(rate: float, seed: int) -> Curve:
         run = f"{setup.name} nanoGPT lr {rate:g} seed {seed} steps {setup.steps}"
-        if printed := kept.find(f"{run}, {fingerprint(setup.keys)}"):  # of before it was measured; the page says so
-            return printed
+        printed = kept.find(f"{run}, {fingerprint(setup.keys)}")
         run = f"{run} measured, {fingerprint(setup.keys)}"
+        if printed and not kept.find(run):  # of before it was measured; the page says so
+            return printed
         return kept.get(run, partial(sharing.nanogpt_losses, setup, rate, seed, their_dtype, compile=is_compiled))
 
     def is_kept(rate: float, seed: int) -> bool:

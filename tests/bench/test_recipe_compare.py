@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,6 +75,18 @@ def test_one_seed_of_ours_is_compared_with_all_kept_ones_of_nanogpt(bench: Modul
     again = compare(bench, runner, 1, seeds=1, kept=kept)
     assert runner.ran == []
     assert (len(again.theirs), len(again.ours)) == (3, 1)
+
+
+def test_losses_without_times_keep_the_times_of_the_run_before(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("_recipe_compare")
+    monkeypatch.setattr(module, "FOUND", tmp_path / "found.json")
+    timed = replace(compare(bench, FakeRunner(bench), 1), ms_per_step={"modern": 2.0}, other_seconds={"modern": 3.0})
+    module.save_found(timed)
+    module.save_found(replace(timed, rate=1e-3, ms_per_step={}, other_seconds={}))
+    (found,) = module.read_found()
+    assert (found.rate, found.ms_per_step, found.other_seconds) == (1e-3, {"modern": 2.0}, {"modern": 3.0})
 
 
 def test_a_run_that_was_stopped_ends_the_bench(bench: ModuleType) -> None:

@@ -101,6 +101,8 @@ def test_the_heads_rate_falls_with_the_tokens_per_entry_of_the_vocabulary() -> N
     bytes_, words = (ModelShape(3, 2, 128, 128, size, arch="modern") for size in (257, 4_096))
     assert adamw_rate("head", bytes_, 512) == adamw_rate("head", bytes_), "every byte is in every batch"
     assert adamw_rate("head", words, 1_024) == pytest.approx(adamw_rate("head", words) / 2)
+    assert adamw_rate("head", words, 256) == adamw_rate("head", words, 128), "frequent entries are in every batch"
+    assert adamw_rate("head", words, 256) > adamw_rate("head", words, 1_024) * 0.8
     assert adamw_rate("embedding", words, 1_024) == adamw_rate("embedding", words)
 
 
