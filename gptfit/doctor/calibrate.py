@@ -13,10 +13,10 @@ import torch
 from gptfit.config.keys import TrainConfig
 from gptfit.device.allocator import keep_freed_memory
 from gptfit.device.device import find_device
-from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler, dtypes_of, yardstick_of
+from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler, yardstick_of
 from gptfit.doctor.rounds import Costs, Place, Timed
-from gptfit.doctor.whole_models import micro_seconds
-from gptfit.plan.calibration import Calibration, step_parts
+from gptfit.doctor.whole_models import dtypes_of
+from gptfit.plan.calibration import Calibration, micro_seconds, step_parts
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
@@ -25,7 +25,7 @@ from gptfit.tune.rank import FAIR_CPU_SHARE
 from gptfit.tune.trials import Timing
 
 ARCHITECTURES = ("gpt2", "modern")
-MOST_ROUNDS = 4  # after the first, at least one of them
+MOST_ROUNDS = 4  # after the first
 PIECES_S = 40.0  # no further round is begun when so long has passed
 # Where the other ways to run a block are timed beside gpt2's eager one: what they add or save goes with tokens times width.
 OTHER_ARCH: tuple[Place, ...] = ((64, 128), (256, 256), (1024, 256), (4096, 128), (16384, 128))
@@ -129,25 +129,23 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
         lookup, grids = first.lookup(), {"update": first.update()}
         for dtype, ruler in rulers.items():
             grids[f"orthogonal {dtype}"] = ruler.orthogonal(grids["update"])
-        found = Calibration(
-            device=device.name,
-            torch=torch.__version__,
-            grids=grids,
-            kind=device.kind,
-            dtype=device.dtype,
-            saved_bytes={name: kept for each in pieces for name, kept in each.kept.items()},
-            total_bytes=float(device.total_memory_bytes()),
-        )
-        for i in range(MOST_ROUNDS):
-            if i and time.monotonic() - began > PIECES_S:
-                break
+        for i in itertools.takewhile(lambda _: time.monotonic() - began < PIECES_S, range(MOST_ROUNDS)):
             tell(f"everything again, {i + 1} of at most {MOST_ROUNDS}")
             for ruler in rulers.values():
                 ruler.rounds.go(1)
     grids["lookup"] = lookup.grid()
     for each in pieces:
         grids |= each.all_grids()
-    return replace(found, grids=grids, time=time.time())
+    return Calibration(
+        device=device.name,
+        torch=torch.__version__,
+        grids=grids,
+        kind=device.kind,
+        dtype=device.dtype,
+        saved_bytes={name: kept for each in pieces for name, kept in each.kept.items()},
+        total_bytes=float(device.total_memory_bytes()),
+        time=time.time(),
+    )
 
 
 def _pieces(ruler: Ruler, compiled: bool, tell: Callable[[str], None]) -> Pieces:

@@ -1,9 +1,9 @@
-"""Calibrate this device from outside: pieces, whole models and tiny trials in processes of their own, one record for the cache."""
+"""Calibrate this device from outside: pieces, whole models and tiny trials in processes of their own; one record for all."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,15 +26,18 @@ TINY_S = 1.0  # a hundred micro-steps of next to nothing
 
 
 def calibrate(
-    config: TrainConfig, on_stage: Callable[[str], None] = lambda stage: None, machine: Machine | None = None
+    config: TrainConfig,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    machine: Machine | None = None,
+    command: Sequence[str] = COMMAND,
 ) -> Calibration:
-    """About a minute and a half; DeviceError where the device did not answer."""
+    """About a minute and a half; DeviceError where the device did not answer. `command` runs what is timed."""
     machine = machine or find_machine(config)
     compiled = config.compile and machine.compile_problem is None
     # Whole models before and after: a machine with neighbours is faster in one minute than in another.
-    before = _timed("whole models", config, on_stage)["times"]
-    found = calibration_from_json(_timed("pieces", config, on_stage, compiled=compiled))
-    found = settled(found, [before, _timed("whole models", config, on_stage)["times"]])
+    before = _timed("whole models", config, command, on_stage)["times"]
+    found = calibration_from_json(_timed("pieces", config, command, on_stage, compiled=compiled))
+    found = settled(found, [before, _timed("whole models", config, command, on_stage)["times"]])
     tiny = {}
     for is_compiled in (False, True) if compiled else (False,):
         on_stage(f"tiny model {'compiled' if is_compiled else 'eager'}")
@@ -42,16 +45,18 @@ def calibrate(
     return complete(found, tiny)
 
 
-def _timed(what: str, config: TrainConfig, on_stage: Callable[[str], None], **more: Any) -> dict[str, Any]:
+def _timed(
+    what: str, config: TrainConfig, command: Sequence[str], on_stage: Callable[[str], None], **more: Any
+) -> dict[str, Any]:
     """In a process of its own."""
-    ended = run_process({"check": what, "config": config.as_dict(), **more}, LIMIT_S, on_stage, COMMAND)
+    ended = run_process({"check": what, "config": config.as_dict(), **more}, LIMIT_S, on_stage, command)
     if ended.outcome != "ok":
-        raise DeviceError(f"{what} could not be timed: {ended.message}", fix="see `gptfit doctor`")
+        raise DeviceError(f"the {what} could not be timed: {ended.message}", fix="see `gptfit doctor`")
     return ended.values
 
 
 def _trial(config: TrainConfig, shape: ModelShape, machine: Machine) -> Timing:
-    """As `tune` runs it, in a fresh process."""
+    """As `tune` runs it, in a fresh process: a fork has not all of the memory of one."""
     here = replace(machine, dtype=config.dtype if config.dtype != "auto" else machine.dtype)
     measure = make_measure(config, shape, here, timed_s=TINY_S)
     ended = measure(Candidate(config.batch_size, base_variant(config, here)), False, TRIAL_LIMIT_S, lambda stage: None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gptfit import __version__
 from gptfit.config.keys import TrainConfig
-from gptfit.doctor.calibration import COMMAND, MODULE, calibrate
+from gptfit.doctor.calibration import MODULE, calibrate
 from gptfit.doctor.card_checks import ALL, Check
 from gptfit.doctor.verdict import COMPILE_PROBLEM, Verdict
 from gptfit.errors import DeviceError
@@ -28,11 +28,11 @@ from gptfit.units import GIB, gib
 
 CALIBRATION = "calibration"
 PLAN = "plan against two runs"
-# The model of the two short runs; calibration times neither its width nor its number of layers.
+# The model of the two short runs, none that calibration times.
 CHECKED = ModelShape(n_layer=3, n_head=5, n_embd=320, block_size=192, vocab_size=4096)
 CHECKED_BATCHES = (2, 8)
 REPEAT = "close other programs and repeat; if it stays, please report card.json"
-RUN_LIMIT_S = 90.0
+RUN_LIMIT_S, RUN_S = 90.0, 2.0
 SHARING = {"OMP_WAIT_POLICY": "PASSIVE"}  # two checks at a time: threads that wait for others give their core away
 N_LINES = len(ALL) + 2  # with calibration and the plan against two runs
 
@@ -77,18 +77,19 @@ def examine_card(
 ) -> CardReport:
     """Timed checks one after another; the others two at a time on a CPU, with a core each."""
     began = time.monotonic()
-    with nursery(MODULE, SHARING) as forked:  # torch is imported there while this process asks for the machine
+    with nursery(MODULE, {}) as alone:  # torch is imported there while this process asks for the machine
         machine = find_machine(config.replace(compile=False))  # whether it can compile is a check's to say
-        lines = list(_told(_timed_checks(config, machine, on_stage), tell))
-        with ThreadPoolExecutor(2 if machine.kind == "cpu" else 1) as pool:
-            lines += _told(_other_checks(config, machine, pool, forked, on_stage), tell)
-    problems = (line.verdict.values.get(COMPILE_PROBLEM) for line in lines)
-    machine = replace(machine, compile_problem=next(filter(None, problems), None))
-    on_stage(CALIBRATION)
-    line, found = _calibrate(config, machine, on_stage)
-    lines += _told(iter([line]), tell)
-    if found:
-        lines += _told(iter([_plan_against_runs(config, machine, found, on_stage)]), tell)
+        lines = list(_told(_timed_checks(config, machine, alone, on_stage), tell))
+        n_beside = 2 if machine.kind == "cpu" else 1
+        with nursery(MODULE, SHARING) as beside, ThreadPoolExecutor(n_beside) as pool:
+            lines += _told(_other_checks(config, machine, pool, beside, on_stage), tell)
+        problems = (line.verdict.values.get(COMPILE_PROBLEM) for line in lines)
+        machine = replace(machine, compile_problem=next(filter(None, problems), None))
+        on_stage(CALIBRATION)
+        line, found = _calibrate(config, machine, alone, on_stage)
+        lines += _told(iter([line]), tell)
+        if found:
+            lines += _told(iter([_plan_against_runs(config, machine, found, on_stage)]), tell)
     return CardReport(machine, tuple(lines), found, time.monotonic() - began)
 
 
@@ -98,11 +99,13 @@ def _told(lines: Iterator[CardLine], tell: Tell) -> Iterator[CardLine]:
         yield line
 
 
-def _timed_checks(config: TrainConfig, machine: Machine, on_stage: Callable[[str], None]) -> Iterator[CardLine]:
+def _timed_checks(
+    config: TrainConfig, machine: Machine, command: Sequence[str], on_stage: Callable[[str], None]
+) -> Iterator[CardLine]:
     for check in ALL:
         if check.is_timed:
             on_stage(check.name)
-            yield _check(check, config, machine, COMMAND)
+            yield _check(check, config, machine, command)
 
 
 def _other_checks(
@@ -140,11 +143,11 @@ def _verdict(ended: Ended) -> Verdict:
 
 
 def _calibrate(
-    config: TrainConfig, machine: Machine, on_stage: Callable[[str], None]
+    config: TrainConfig, machine: Machine, command: Sequence[str], on_stage: Callable[[str], None]
 ) -> tuple[CardLine, Calibration | None]:
     began = time.monotonic()
     try:
-        found = calibrate(config, on_stage, machine)
+        found = calibrate(config, on_stage, machine, command)
     except DeviceError as error:
         return CardLine(CALIBRATION, Verdict("error", str(error), REPEAT), time.monotonic() - began), None
     text = f"{len(found.grids)} pieces of a step timed; `gptfit plan --gpu here` uses them"
@@ -188,7 +191,7 @@ def _short_run(config: TrainConfig, machine: Machine, found: Calibration, micro_
         chunked_loss=False,
         checkpoint_activations=False,
     )
-    measure = make_measure(small, CHECKED, machine)
+    measure = make_measure(small, CHECKED, machine, timed_s=RUN_S)
     ended = measure(Candidate(micro_batch, base_variant(small, machine)), False, RUN_LIMIT_S, lambda stage: None)
     if ended.outcome != "ok":
         return Verdict("error", f"a short run did not finish: {ended.message}", "see `gptfit doctor`")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gptfit.config.keys import TrainConfig
-from gptfit.device.device import Device, has_bf16
+from gptfit.device.device import Device
 from gptfit.doctor.rounds import LONGEST_S, Action, Costs, CostsOfTwoWidths, Place, Rounds, Timed, Watch, Yardstick
+from gptfit.doctor.whole_models import plain_engine
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
 from gptfit.model.rotary import rotary_tables
@@ -23,7 +23,7 @@ from gptfit.plan.calibration import block_weights
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
-from gptfit.train.engine import Engine, build_engine
+from gptfit.train.engine import Engine
 
 TOKENS = (64, 256, 1024, 4096, 16384)
 WIDTHS = (128, 256, 448, 768)
@@ -34,9 +34,9 @@ MOST_LAYERS = 6
 POSITIONS = (128, 256, 512, 1024)
 HEAD_SIZES = (32, 64, 128)
 ATTENTION_TOKENS, ATTENTION_HEADS = 1024, 4
-HEAD_TOKENS = {"whole": (128, 1024, 4096), "chunked": (512,)}
+HEAD_TOKENS = {"whole": (128, 2048), "chunked": (512,)}
 HEAD_WIDTHS = (128, 384)
-VOCABULARIES = {"whole": (256, 4096, 16384, 50304), "chunked": (4096, 50304)}
+VOCABULARIES = {"whole": (256, 8192, 50304), "chunked": (4096, 50304)}
 OUTSIDE = ((1, 64, 128), (4, 256, 384), (16, 256, 384))  # micro-batch, positions, width
 LOOKUPS = ((257, 128), (50304, 128), (50304, 768))
 LOOKUP_TOKENS = 64
@@ -83,31 +83,6 @@ def block_shape(arch: str, tokens: int, width: int, layers: int) -> ModelShape:
     return ModelShape(layers, max(1, width // BLOCK_HEAD), width, min(tokens, BLOCK_POSITIONS), 64, arch=arch)
 
 
-def plain_engine(device: Device, shape: ModelShape, optimizer: str, micro_batch: int = 1) -> Engine:
-    """A model to be timed whole: neither compiled nor in chunks."""
-    config = TrainConfig(
-        n_layer=shape.n_layer,
-        n_head=shape.n_head,
-        n_embd=shape.n_embd,
-        block_size=shape.block_size,
-        batch_size=micro_batch,
-        arch=shape.arch,
-        optimizer=optimizer,
-        dtype=device.dtype,
-        device=device.kind,
-        compile=False,
-        chunked_loss=False,
-    )
-    return build_engine(config, shape, device)
-
-
-def dtypes_of(device: Device) -> tuple[str, ...]:
-    """The formats a run may have here; the one that 'auto' means first, while nothing else is in memory."""
-    if device.kind == "cpu":  # also where bfloat16 is no faster: a plan must be able to say so
-        return ("bfloat16", "float32") if has_bf16(device.torch_device) else ("float32", "bfloat16")
-    return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype != device.dtype))
-
-
 def yardstick_of(device: Device) -> Yardstick | None:
     """A small product, whose matrices stay in the caches of a core. A card has a clock of its own and is nobody else's."""
     if device.kind != "cpu":
@@ -123,7 +98,7 @@ def few(sizes: tuple[int, ...]) -> tuple[int, ...]:
     >>> few((64, 256, 1024, 4096, 16384)), few((4096, 50304)), few((512,))
     ((64, 1024, 16384), (4096, 50304), (512,))
     """
-    return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
+    return tuple(dict.fromkeys((sizes[0], sizes[(len(sizes) - 1) // 2], sizes[-1])))
 
 
 class Ruler:

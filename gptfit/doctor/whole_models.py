@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -14,15 +16,14 @@ from statistics import median
 import torch
 
 from gptfit.config.keys import TrainConfig
-from gptfit.device.allocator import keep_freed_memory
-from gptfit.device.device import Device, find_device
-from gptfit.doctor.pieces import dtypes_of, plain_engine
-from gptfit.plan.calibration import PER_UPDATE, Calibration, step_parts
+from gptfit.device.device import Device, find_device, has_bf16
+from gptfit.plan.calibration import Calibration, micro_seconds, step_parts
 from gptfit.plan.grid import Grid
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
-from gptfit.train.engine import collection_frozen
-from gptfit.tune.trial import run_micro_step, time_micro_steps
+from gptfit.train.engine import Engine, build_engine, collection_frozen
+from gptfit.tune.rank import FAIR_CPU_SHARE
+from gptfit.tune.trial import random_batch, run_micro_step, time_micro_steps
 
 # The micro-batch of each; widths, tokens and vocabularies spread as those of the models that are planned by them.
 WHOLE = (
@@ -43,6 +44,7 @@ WHOLE = (
 )
 TIMED_S = 0.25
 LONGEST_S = 1.2  # a micro-step; a format without units of its own may be a hundred times slower
+FORMAT_S = 15.0  # of one format, in one pass
 SELDOM = 2  # of a format that hardly anyone trains in here, every second model
 
 # Standard deviations. A model's own time; of the pieces' sum: for all blocks, for blocks of twice the width or twice the
@@ -58,22 +60,26 @@ Timings = dict[str, list[tuple[int, float]]]  # by number format: places in WHOL
 
 
 def time_whole_models(config: TrainConfig, tell: Callable[[str], None]) -> Timings:
-    """One after another, nothing else in memory, until one takes too long; the usual format first."""
+    """One after another, nothing else in memory, the least first, until one or all of a format take too long."""
     device = find_device(config)
-    if device.kind == "cpu":
-        keep_freed_memory()
     found: Timings = {}
     for dtype in dtypes_of(device):
         tell(f"whole models {dtype}")
-        numbers = range(len(WHOLE)) if dtype == device.dtype else range(0, len(WHOLE), SELDOM)
-        found[dtype] = []
-        for number in sorted(numbers, key=_work):
+        began, found[dtype] = time.monotonic(), []
+        for number in sorted(range(0, len(WHOLE), 1 if dtype == device.dtype else SELDOM), key=_work):
             seconds = _micro_step_seconds(replace(device, dtype=dtype), *WHOLE[number])
             gc.collect()  # a model is full of cycles, and the next one is to find its memory free
             found[dtype].append((number, seconds))
-            if seconds > LONGEST_S:
+            if seconds > LONGEST_S or time.monotonic() - began > FORMAT_S:
                 break
     return found
+
+
+def dtypes_of(device: Device) -> tuple[str, ...]:
+    """The formats a run may have here; the one that 'auto' means first, while nothing else is in memory."""
+    if device.kind == "cpu":  # also where bfloat16 is no faster: a plan must be able to say so
+        return ("bfloat16", "float32") if has_bf16(device.torch_device) else ("float32", "bfloat16")
+    return tuple(sorted({"float32", device.dtype}, key=lambda dtype: dtype != device.dtype))
 
 
 def _work(number: int) -> float:
@@ -82,28 +88,45 @@ def _work(number: int) -> float:
 
 
 def _micro_step_seconds(device: Device, shape: ModelShape, rows: int) -> float:
+    """On a CPU shared with other programs its processor time, as of pieces."""
     engine = plain_engine(device, shape, "adamw", rows)
-    ids = torch.randint(shape.vocab_size, (2, rows, shape.block_size), generator=torch.Generator().manual_seed(0))
-    batch = (device.put(ids[0]), device.put(ids[1]))
+    batch = random_batch(engine, shape.vocab_size)
     with collection_frozen():
-        samples, _ = time_micro_steps(lambda: run_micro_step(engine, batch), device, TIMED_S)
-    return median(samples) / 1e3
+        run_micro_step(engine, batch)  # a first one loads kernels and fetches memory
+        samples, cpu_samples = time_micro_steps(lambda: run_micro_step(engine, batch), device, TIMED_S)
+    is_shared = device.kind == "cpu" and sum(cpu_samples) < FAIR_CPU_SHARE * sum(samples)
+    return median(cpu_samples if is_shared else samples) / 1e3
 
 
-def setting_of(number: int, dtype: str) -> Setting:
+def plain_engine(device: Device, shape: ModelShape, optimizer: str, micro_batch: int = 1) -> Engine:
+    """A model to be timed whole: neither compiled nor in chunks."""
+    config = TrainConfig(
+        n_layer=shape.n_layer,
+        n_head=shape.n_head,
+        n_embd=shape.n_embd,
+        block_size=shape.block_size,
+        batch_size=micro_batch,
+        arch=shape.arch,
+        optimizer=optimizer,
+        dtype=device.dtype,
+        device=device.kind,
+        compile=False,
+        chunked_loss=False,
+    )
+    return build_engine(config, shape, device)
+
+
+def whole_setting(number: int, dtype: str) -> Setting:
     shape, rows = WHOLE[number]
     return Setting(shape, rows, dtype=dtype, compile=False)
-
-
-def micro_seconds(setting: Setting, found: Calibration) -> float:
-    """What the pieces add up to for one micro-step."""
-    return sum(seconds for name, seconds in step_parts(setting, found).items() if name not in PER_UPDATE)
 
 
 def settled(found: Calibration, passes: Sequence[Timings]) -> Calibration:
     """With blocks and loss scaled so that whole models take what they took, in every pass."""
     for dtype in dict.fromkeys(dtype for times in passes for dtype in times):
-        whole = [(setting_of(number, dtype), seconds) for times in passes for number, seconds in times.get(dtype, ())]
+        whole = [
+            (whole_setting(number, dtype), seconds) for times in passes for number, seconds in times.get(dtype, ())
+        ]
         scales = scales_of(whole, found)
         found = replace(found, grids={name: _scaled(name, grid, dtype, scales) for name, grid in found.grids.items()})
     return found
@@ -117,15 +140,18 @@ class Scales:
     per_doubled_width: float = 0.0  # added to it
     per_doubled_tokens: float = 0.0
     head: float = 1.0
+    widths: tuple[float, ...] = (MIDDLE_WIDTH,)  # of the models that told it; beyond them it stays as at their edge
+    tokens: tuple[float, ...] = (MIDDLE_TOKENS,)
 
     def of_blocks(self, tokens: float, width: float) -> float:
-        more = self.per_doubled_width * _doublings(width, MIDDLE_WIDTH)
-        more += self.per_doubled_tokens * _doublings(tokens, MIDDLE_TOKENS)
+        width, tokens = _within(width, self.widths), _within(tokens, self.tokens)
+        more = self.per_doubled_width * math.log2(width / MIDDLE_WIDTH)
+        more += self.per_doubled_tokens * math.log2(tokens / MIDDLE_TOKENS)
         return _bounded(self.blocks + more)
 
 
-def _doublings(size: float, middle: float) -> float:
-    return math.log2(size / middle)
+def _within(size: float, sizes: Sequence[float]) -> float:
+    return min(max(size, min(sizes)), max(sizes))
 
 
 def _bounded(scale: float) -> float:
@@ -142,32 +168,37 @@ def _scaled(name: str, grid: Grid, dtype: str, scales: Scales) -> Grid:
 
 
 def scales_of(whole: Sequence[tuple[Setting, float]], found: Calibration) -> Scales:
-    """The likeliest, when a model's relative error and every scale's distance from one are as large as is said above.
-
-    >>> scales_of([], Calibration("cpu", "2", {}))
-    Scales(blocks=1.0, per_doubled_width=0.0, per_doubled_tokens=0.0, head=1.0)
-    """
+    """The likeliest, when a model's relative error and every scale's distance from one are as large as is said above."""
     if not whole:
         return Scales()
+    times = Counter(setting for setting, _ in whole)  # what the pieces miss of a model, they miss in every pass
+    errors = torch.tensor([WHOLE_ERROR * math.sqrt(times[setting]) for setting, _ in whole]).double()
     rows, missing = map(torch.tensor, zip(*(_equation(*one, found) for one in whole), strict=True))
+    rows, missing = rows.double() / errors[:, None], missing.double() / errors
     blocks, width, tokens, head = 1 / BLOCKS_ERROR, 1 / WIDTH_ERROR, 1 / TOKENS_ERROR, 1 / HEAD_ERROR
     prior = torch.tensor([[blocks, 0, 0, 0], [0, width, 0, 0], [0, 0, tokens, 0], [-head, 0, 0, head]]).double()
-    rows, missing = rows.double() / WHOLE_ERROR, missing.double() / WHOLE_ERROR
     weights = torch.ones_like(missing)
     for _ in range(FITS):
         a = torch.cat([rows * weights[:, None], prior])
         b = torch.cat([missing * weights, torch.zeros(len(prior)).double()])
-        more = torch.linalg.lstsq(a, b[:, None]).solution[:, 0]
-        weights = (STRANGE / (missing - rows @ more).abs().clamp(min=STRANGE)).sqrt()
-    return Scales(1 + float(more[0]), float(more[1]), float(more[2]), 1 + float(more[3]))
+        more = torch.linalg.lstsq(a, b[:, None]).solution[:, 0].tolist()
+        left = missing - rows @ torch.tensor(more).double()
+        weights = (STRANGE / left.abs().clamp(min=STRANGE)).sqrt()
+    widths, lengths = ({float(size(s)) for s, _ in whole} for size in (_width, _tokens))
+    return Scales(1 + more[0], more[1], more[2], 1 + more[3], tuple(sorted(widths)), tuple(sorted(lengths)))
+
+
+def _width(setting: Setting) -> int:
+    return setting.shape.n_embd
+
+
+def _tokens(setting: Setting) -> int:
+    return setting.micro_tokens
 
 
 def _equation(setting: Setting, seconds: float, found: Calibration) -> tuple[list[float], float]:
     """How much each scale adds to the pieces' sum, and how much is missing, both as shares of what the model took."""
     parts = step_parts(setting, found)
     blocks, attention, head = (parts[name] / seconds for name in ("blocks", "attention", "head and loss"))
-    wide, long = (
-        _doublings(setting.shape.n_embd, MIDDLE_WIDTH),
-        _doublings(setting.micro_tokens, MIDDLE_TOKENS),
-    )
+    wide, long = math.log2(_width(setting) / MIDDLE_WIDTH), math.log2(_tokens(setting) / MIDDLE_TOKENS)
     return [blocks + attention, blocks * wide, blocks * long, head], 1 - micro_seconds(setting, found) / seconds

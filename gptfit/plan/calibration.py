@@ -234,6 +234,12 @@ def step_parts(setting: Setting, calibration: Calibration) -> dict[str, float]:
     }
 
 
+def micro_seconds(setting: Setting, calibration: Calibration) -> float:
+    """Of one micro-step."""
+    parts = step_parts(setting, calibration)
+    return sum(seconds for name, seconds in parts.items() if name not in PER_UPDATE) / setting.accumulation
+
+
 def head_cost(setting: Setting, calibration: Calibration) -> float:
     """Seconds per logit: the softmax costs the same at any width, the products in proportion to it."""
     shape, n = setting.shape, setting.micro_tokens

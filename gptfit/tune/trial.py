@@ -90,7 +90,7 @@ def answer(request: dict[str, Any], tell: Tell) -> None:
 def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
     """Compile, warm up, time micro-steps as training does them, then one update and one eval of this size."""
     device = engine.device
-    batch = _random_batch(engine, request["vocab_size"])
+    batch = random_batch(engine, request["vocab_size"])
     if engine.compiled:
         engine.compile_now(batch, with_backward=True, with_eval=request["has_eval"])
         engine.forget_gradients()
@@ -194,7 +194,7 @@ def _ms(action: Callable[[], object], device: Device) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def _random_batch(engine: Engine, vocab_size: int) -> Batch:
+def random_batch(engine: Engine, vocab_size: int) -> Batch:
     """Speed does not depend on which tokens they are, as long as they are spread over the embedding."""
     config, device = engine.config, engine.device
     generator = torch.Generator().manual_seed(config.seed)

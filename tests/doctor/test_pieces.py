@@ -12,8 +12,7 @@ from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
 from gptfit.doctor.calibrate import TINY, TINY_BATCH, between, complete
 from gptfit.doctor.rounds import Costs, CostsOfTwoWidths, Rounds, Watch, Yardstick
-from gptfit.doctor.whole_models import micro_seconds
-from gptfit.plan.calibration import step_parts
+from gptfit.plan.calibration import micro_seconds, step_parts
 from gptfit.plan.grid import grid_of
 from gptfit.plan.setting import Setting
 from gptfit.tune.trials import Timing
