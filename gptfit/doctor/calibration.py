@@ -35,9 +35,10 @@ def calibrate(
     machine = machine or find_machine(config)
     compiled = config.compile and machine.compile_problem is None
     # Whole models before and after: a machine with neighbours is faster in one minute than in another.
-    before = _timed("whole models", config, command, on_stage)["times"]
+    before = _timed("whole models", config, command, on_stage, is_first=True)["times"]
     found = calibration_from_json(_timed("pieces", config, command, on_stage, compiled=compiled))
-    found = settled(found, [before, _timed("whole models", config, command, on_stage)["times"]])
+    after = _timed("whole models", config, command, on_stage, is_first=False)["times"]
+    found = settled(found, [before, after])
     tiny = {}
     for is_compiled in (False, True) if compiled else (False,):
         on_stage(f"tiny model {'compiled' if is_compiled else 'eager'}")

@@ -24,7 +24,8 @@ def answer(request: dict[str, Any], tell: Tell) -> None:
         tell("done", **found.as_json())
         return
     if request["check"] == "whole models":
-        tell("done", times=time_whole_models(config, lambda name: tell("stage", name=name)))
+        is_first = request["is_first"]
+        tell("done", times=time_whole_models(config, is_first, lambda name: tell("stage", name=name)))
         return
     tell("done", **asdict(run_check(request["check"], config)))
 

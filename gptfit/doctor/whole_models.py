@@ -27,20 +27,20 @@ from gptfit.tune.trial import random_batch, run_micro_step, time_micro_steps
 
 # The micro-batch of each; widths, tokens and vocabularies spread as those of the models that are planned by them.
 WHOLE = (
-    (ModelShape(3, 2, 128, 96, 300), 2),
-    (ModelShape(2, 3, 192, 96, 300, arch="modern"), 1),
-    (ModelShape(2, 4, 256, 64, 1200), 1),
-    (ModelShape(6, 5, 320, 160, 700), 3),
-    (ModelShape(4, 7, 448, 96, 2000, arch="modern"), 5),
+    (ModelShape(8, 2, 128, 96, 300), 2),
+    (ModelShape(6, 3, 192, 96, 300, arch="modern"), 1),
+    (ModelShape(4, 4, 256, 64, 1200), 1),
+    (ModelShape(5, 5, 320, 160, 700), 2),
+    (ModelShape(4, 7, 448, 96, 2000, arch="modern"), 2),
     (ModelShape(2, 2, 128, 320, 40000), 1),
-    (ModelShape(3, 8, 512, 128, 400), 1),
-    (ModelShape(3, 3, 192, 320, 6000, arch="modern"), 6),
+    (ModelShape(4, 8, 512, 128, 400), 1),
+    (ModelShape(3, 3, 192, 320, 6000, arch="modern"), 4),
     (ModelShape(10, 2, 128, 320, 300), 4),
-    (ModelShape(2, 12, 768, 96, 300, arch="modern"), 2),
-    (ModelShape(3, 6, 384, 160, 12000, arch="modern"), 2),
-    (ModelShape(4, 4, 256, 320, 700), 6),
-    (ModelShape(2, 10, 640, 160, 20000), 2),
-    (ModelShape(5, 4, 128, 512, 6000, arch="modern"), 6),
+    (ModelShape(2, 12, 768, 96, 300, arch="modern"), 1),
+    (ModelShape(3, 6, 384, 160, 12000, arch="modern"), 1),
+    (ModelShape(4, 4, 256, 320, 700), 4),
+    (ModelShape(2, 10, 640, 160, 20000), 1),
+    (ModelShape(5, 4, 128, 512, 6000, arch="modern"), 4),
 )
 TIMED_S = 0.25
 LONGEST_S = 1.2  # a micro-step; a format without units of its own may be a hundred times slower
@@ -59,11 +59,14 @@ MOST_SCALE = 2.0
 Timings = dict[str, list[tuple[int, float]]]  # by number format: places in WHOLE, seconds of a micro-step
 
 
-def time_whole_models(config: TrainConfig, tell: Callable[[str], None]) -> Timings:
-    """One after another, nothing else in memory, the least first, until one or all of a format take too long."""
+def time_whole_models(config: TrainConfig, is_first: bool, tell: Callable[[str], None]) -> Timings:
+    """One after another, nothing else in memory, the least first, until one or all of a format take too long.
+
+    In both formats the first time, then in the one that is trained in.
+    """
     device = find_device(config)
     found: Timings = {}
-    for dtype in dtypes_of(device):
+    for dtype in dtypes_of(device) if is_first else (device.dtype,):
         tell(f"whole models {dtype}")
         began, found[dtype] = time.monotonic(), []
         for number in sorted(range(0, len(WHOLE), 1 if dtype == device.dtype else SELDOM), key=_work):

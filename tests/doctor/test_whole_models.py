@@ -113,7 +113,9 @@ def flops(number: int) -> float:
 def test_models_are_timed_from_the_least_on_until_one_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_models, "LONGEST_S", 0.0)
     config = TrainConfig(device="cpu", dtype="float32")
-    found: Timings = json.loads(json.dumps(time_whole_models(config, lambda stage: None)))  # as it comes from a process
+    found: Timings = json.loads(
+        json.dumps(time_whole_models(config, True, lambda stage: None))
+    )  # as it comes from a process
     least = {"float32": min(range(len(WHOLE)), key=flops), "bfloat16": min(range(0, len(WHOLE), SELDOM), key=flops)}
     assert {dtype: [number for number, _ in times] for dtype, times in found.items()} == {
         dtype: [number] for dtype, number in least.items()
