@@ -239,7 +239,7 @@ COSTS = [
     "",
     "Built, each one key away, but not in the recipe because nothing measured here speaks for it yet: EMA-Nesterov",
     "(`lookahead = 0.6`, modded-nanogpt's pull request 308: -6 % steps, n = 20; gradients are taken along the average of",
-    "3.2 % of the updates, at most 100, from 16 to 77 % of the run; of two hints here one was a gain and one a loss), the",
+    "3.2 % of the updates, at most 100, from 16 to 77 % of the run; in 192 updates it costs, see above), the",
     "average of the weights at the end of the run (`average_tail`; a rate that decays to zero makes most of it already), a",
     "batch that grows (`grow_batch_iters`).",
     "",

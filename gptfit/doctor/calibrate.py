@@ -26,7 +26,7 @@ from gptfit.tune.trials import Timing
 
 ARCHITECTURES = ("gpt2", "modern")
 MOST_ROUNDS = 4  # after the first
-PIECES_S = 40.0  # no further round is begun when so long has passed
+PIECES_S = 25.0  # no further round is begun when so long has passed
 # Where the other ways to run a block are timed beside gpt2's eager one: what they add or save goes with tokens times width.
 OTHER_ARCH: tuple[Place, ...] = ((64, 128), (256, 256), (1024, 256), (4096, 128), (16384, 128))
 COMPILED_AT = (1024, 256)  # once: compiling takes long; small ones a tiny model tells

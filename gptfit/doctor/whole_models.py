@@ -45,7 +45,7 @@ WHOLE = (
 TIMED_S = 0.25
 LONGEST_S = 1.2  # a micro-step; a format without units of its own may be a hundred times slower
 FORMAT_S = 15.0  # of one format, in one pass
-SELDOM = 2  # of a format that hardly anyone trains in here, every second model
+SELDOM = 2  # every second model: of a format that hardly anyone trains in here, and when they are timed again
 
 # Standard deviations. A model's own time; of the pieces' sum: for all blocks, for blocks of twice the width or twice the
 # tokens, and of the loss beside the blocks: where the models that are quick enough have little of it, what they leave
@@ -62,14 +62,15 @@ Timings = dict[str, list[tuple[int, float]]]  # by number format: places in WHOL
 def time_whole_models(config: TrainConfig, is_first: bool, tell: Callable[[str], None]) -> Timings:
     """One after another, nothing else in memory, the least first, until one or all of a format take too long.
 
-    In both formats the first time, then in the one that is trained in.
+    In both formats the first time, then every second of them in the one that is trained in.
     """
     device = find_device(config)
     found: Timings = {}
     for dtype in dtypes_of(device) if is_first else (device.dtype,):
         tell(f"whole models {dtype}")
         began, found[dtype] = time.monotonic(), []
-        for number in sorted(range(0, len(WHOLE), 1 if dtype == device.dtype else SELDOM), key=_work):
+        every = 1 if is_first and dtype == device.dtype else SELDOM
+        for number in sorted(range(0, len(WHOLE), every), key=_work):
             seconds = _micro_step_seconds(replace(device, dtype=dtype), *WHOLE[number])
             gc.collect()  # a model is full of cycles, and the next one is to find its memory free
             found[dtype].append((number, seconds))
