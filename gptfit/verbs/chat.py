@@ -96,10 +96,10 @@ def _questions() -> Iterator[str]:
 
 def _answer(opened: LoadedModel, turns: list[Turn], tokens: int, picking: Picking) -> str:
     """Shown as it grows; Ctrl-C ends it, and what was said until then stays."""
-    from gptfit.generate.chat import answer
-
     text = ""
     try:
+        from gptfit.generate.chat import answer  # takes a moment, in which Ctrl-C means the answer too
+
         for piece in answer(opened, turns, tokens, picking):
             text += piece
             sys.stdout.write(_shown(piece))
