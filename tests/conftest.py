@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gptfit.device import cpu_rate
+from gptfit.device.cpu_tiles import avoid_broken_tiles
 from gptfit.files import cache_folder
 
 REPO = Path(__file__).resolve().parent.parent
@@ -40,6 +41,11 @@ settings.load_profile("judged" if os.environ.get("CI") else "untimed")
 
 
 TESTS_BETWEEN_FREEZES = 20
+
+
+def pytest_configure() -> None:
+    """As `find_device` does it, for tests that multiply without asking for a device."""
+    avoid_broken_tiles()
 
 
 def pytest_collection_finish() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gptfit.config.check import NEEDED_DTYPES
 from gptfit.config.keys import TrainConfig
+from gptfit.device.cpu_tiles import avoid_broken_tiles, tiles_are_broken
 from gptfit.device.host_memory import free_host_bytes, limit_host_bytes, peak_host_bytes, reset_peak_host_bytes
 from gptfit.device.lifted_products import lift_slow_products
 from gptfit.errors import DeviceError
@@ -185,6 +186,7 @@ def exact_products() -> Iterator[None]:
 def find_device(config: TrainConfig, local_rank: int | None = None) -> Device:
     """Resolve `device`, `dtype` and `gpu`; an impossible wish is one line with the fix."""
     grow_segments()
+    avoid_broken_tiles()
     torch_device = _torch_device(config.device, local_rank)
     if torch_device.type == "cuda":
         torch.cuda.set_device(torch_device)
@@ -197,6 +199,8 @@ def find_device(config: TrainConfig, local_rank: int | None = None) -> Device:
     gpu, name = _gpu_row(config.gpu, torch_device)
     wish = NEEDED_DTYPES.get(config.matmul, config.dtype) if config.dtype == "auto" else config.dtype
     dtype, notes = _dtype(wish, torch_device, gpu)
+    if torch_device.type == "cpu" and dtype != "float32" and tiles_are_broken():
+        notes = (*notes, "this CPU announces matrix tiles (AMX) that do not run here; its AVX-512 computes instead")
     choose_attention(config.attention, torch_device, DTYPES[dtype])
     return Device(torch_device, name, dtype, gpu, notes, _used_bytes(torch_device))
 
