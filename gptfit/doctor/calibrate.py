@@ -28,7 +28,7 @@ ARCHITECTURES = ("gpt2", "modern")
 MOST_ROUNDS = 4  # after the first
 PIECES_S = 25.0  # no further round is begun when so long has passed
 # Where the other ways to run a block are timed beside gpt2's eager one: what they add or save goes with tokens times width.
-OTHER_ARCH: tuple[Place, ...] = ((64, 128), (256, 256), (1024, 256), (4096, 128), (16384, 128))
+OTHER_ARCH: tuple[Place, ...] = ((64, 128), (256, 256), (1024, 256), (4096, 128), (8192, 128))
 COMPILED_AT = (1024, 256)  # once: compiling takes long; small ones a tiny model tells
 MOST_START = (
     0.25  # of a tiny eager block, that compiling may add or save however small it is; more is the machine's noise

@@ -22,7 +22,7 @@ MODULE = "gptfit.doctor.card_process"
 COMMAND = (sys.executable, "-m", MODULE)
 LIMIT_S = 300.0
 TRIAL_LIMIT_S = 120.0
-TINY_S = 1.0  # a hundred micro-steps of next to nothing
+TINY_S = 0.5  # dozens of micro-steps of next to nothing
 
 
 def calibrate(

@@ -25,7 +25,7 @@ from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
 from gptfit.train.engine import Engine
 
-TOKENS = (64, 256, 1024, 4096, 16384)
+TOKENS = (64, 256, 1024, 4096, 8192)  # more cost as much each, and take long
 WIDTHS = (128, 256, 448, 768)
 BLOCK_POSITIONS, BLOCK_HEAD = 128, 64
 # A block finds nothing of its own in the caches when so many bytes of others came between.
@@ -48,7 +48,7 @@ CACHE_BYTES = 96 * 2**20  # more than the caches of most processors
 
 YARDSTICK_SIDE = 384
 MUON_LAYERS = 2
-UPDATE_RUNS = 4  # the first of which makes the optimizer's state
+UPDATE_RUNS = 3  # the first of which makes the optimizer's state
 
 Size = tuple[int, int, int]  # micro-batch, positions, width
 
@@ -95,8 +95,8 @@ def yardstick_of(device: Device) -> Yardstick | None:
 def few(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The least, the middle and the largest.
 
-    >>> few((64, 256, 1024, 4096, 16384)), few((4096, 50304)), few((512,))
-    ((64, 1024, 16384), (4096, 50304), (512,))
+    >>> few((64, 256, 1024, 4096, 8192)), few((4096, 50304)), few((512,))
+    ((64, 1024, 8192), (4096, 50304), (512,))
     """
     return tuple(dict.fromkeys((sizes[0], sizes[(len(sizes) - 1) // 2], sizes[-1])))
 

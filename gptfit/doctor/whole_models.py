@@ -44,7 +44,7 @@ WHOLE = (
 )
 TIMED_S = 0.25
 LONGEST_S = 1.2  # a micro-step; a format without units of its own may be a hundred times slower
-FORMAT_S = 15.0  # of one format, in one pass
+FORMAT_S, AGAIN_S = 12.0, 8.0  # of one format, and when they are timed again
 SELDOM = 2  # every second model: of a format that hardly anyone trains in here, and when they are timed again
 
 # Standard deviations. A model's own time; of the pieces' sum: for all blocks, for blocks of twice the width or twice the
@@ -66,6 +66,7 @@ def time_whole_models(config: TrainConfig, is_first: bool, tell: Callable[[str],
     """
     device = find_device(config)
     found: Timings = {}
+    most_s = FORMAT_S if is_first else AGAIN_S
     for dtype in dtypes_of(device) if is_first else (device.dtype,):
         tell(f"whole models {dtype}")
         began, found[dtype] = time.monotonic(), []
@@ -74,7 +75,7 @@ def time_whole_models(config: TrainConfig, is_first: bool, tell: Callable[[str],
             seconds = _micro_step_seconds(replace(device, dtype=dtype), *WHOLE[number])
             gc.collect()  # a model is full of cycles, and the next one is to find its memory free
             found[dtype].append((number, seconds))
-            if seconds > LONGEST_S or time.monotonic() - began > FORMAT_S:
+            if seconds > LONGEST_S or time.monotonic() - began > most_s:
                 break
     return found
 
