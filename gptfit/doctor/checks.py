@@ -96,7 +96,7 @@ def _gpu_row(device: Device) -> Problem:
 
 def _number_format(device: Device) -> Problem:
     if has_bf16(device.torch_device):
-        return Problem("ok", "bfloat16", f"in hardware; dtype is {device.dtype}")
+        return Problem("ok", "bfloat16", "; ".join(("in hardware", f"dtype is {device.dtype}", *device.notes)))
     # On a CPU that has no units for it, float32 is the right choice and nothing is wrong.
     level: Level = "ok" if device.kind == "cpu" else "warning"
     remedy = "" if level == "ok" else "float16 with loss scaling is used instead" if device.kind == "cuda" else ""
