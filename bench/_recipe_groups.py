@@ -20,7 +20,7 @@ from _recipe_compare import spread
 from _recipe_runs import REPO, VOCABULARY, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config.keys import TrainConfig
-from gptfit.config.recipe import MATRIX_RATE, matrix_rate
+from gptfit.config.recipe import DECAY_FRACTION, MATRIX_RATE, training_keys
 
 KEPT = REPO / "bench" / "recipe_groups.jsonl"
 OWN_VOCABULARY = 4_096
@@ -133,7 +133,8 @@ def shorter(steps: int) -> Setup:
 def recipe_keys(setup: Setup) -> dict[str, Any]:
     """What the recipe sets for a run of this length, where the first edition had something else."""
     edition = {key: value for key, value in setup.edition_keys.items() if key in FIRST_EDITION}
-    return edition | {"learning_rate": matrix_rate(setup.ours.tokens_per_step)}
+    training = training_keys(setup.our_steps, setup.ours.tokens_per_step)
+    return edition | {key: training[key] for key in ("learning_rate", "decay_fraction")}
 
 
 def shorter_name(steps: int, seed: int) -> str:
@@ -165,6 +166,7 @@ def run_groups(runner: Runner, kept: Kept, seeds: int, jobs: int, steps: int = S
 
     def curve(keys: dict[str, Any], seed: int) -> Curve:
         changes = {"max_iters": steps, "eval_interval": steps // EVALUATIONS, "compile": True, "log_interval": 1}
+        changes |= {"decay_fraction": DECAY_FRACTION}  # the first edition's, whatever the length
         make = partial(sharing.gptfit_curve, replace(SETUP, steps=steps), seed, **changes | FIRST_EDITION | keys)
         return kept.get(run_name(keys, seed, steps), make)
 

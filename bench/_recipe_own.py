@@ -13,7 +13,7 @@ from pathlib import Path
 from _recipe_compare import read_found, spread
 from _recipe_runs import REPO, VOCABULARY, Curve, Kept, Runner, Setup, fingerprint
 
-from gptfit.config.recipe import matrix_rate
+from gptfit.config.recipe import training_keys
 from gptfit.dataset import read_dataset
 from gptfit.units import si
 
@@ -73,12 +73,9 @@ class OwnFacts:
 
 
 def run_name(setup: Setup, seed: int) -> str:
-    keys = fingerprint(setup.ours.keys | setup.edition_keys | _rate(setup))
+    training = training_keys(setup.our_steps, setup.ours.tokens_per_step)
+    keys = fingerprint(setup.ours.keys | setup.edition_keys | training | setup.ours.head_keys)
     return f"{setup.name} modern seed {seed} steps {setup.our_steps}, {keys}"
-
-
-def _rate(setup: Setup) -> dict[str, float]:
-    return {"learning_rate": matrix_rate(setup.ours.tokens_per_step)}
 
 
 def run_own(setup: Setup, runner: Runner, gpt2: Runner, kept: Kept, seeds: int, is_timed: bool) -> None:

@@ -33,7 +33,7 @@ from _recipe_own import run_own
 from _recipe_runs import REPO, VOCABULARY, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config.keys import DEFAULTS, INGREDIENTS, TrainConfig
-from gptfit.config.recipe import training_keys
+from gptfit.config.recipe import DECAY_FRACTION, training_keys
 from gptfit.device.device import find_device
 from gptfit.train.train import train
 
@@ -246,7 +246,9 @@ def ablation_loss(data: Path, out: Path, seed: int, variant: Variant, rate: int)
     steps = ABLATION.steps
     keys = ABLATION.keys | {"dataset": str(data), "out_dir": str(out), "seed": seed}
     keys |= {"compile": False, "dtype": "float32", "max_iters": steps, "eval_interval": steps, "log_interval": steps}
-    keys |= {**training_keys(steps, ABLATION.tokens_per_step), **variant.keys}
+    # The first edition decayed over as much of every run.
+    first = training_keys(steps, ABLATION.tokens_per_step) | {"decay_fraction": DECAY_FRACTION}
+    keys |= {**first, **variant.keys}
     keys["learning_rate"] *= rate
     result = train(TrainConfig(**keys))
     assert result.val_loss is not None

@@ -25,7 +25,7 @@ learning_rate = 0.0127
 schedule = "wsd"  # gptfit only; stock nanoGPT ignores it
 warmup_iters = 0  # 0.0 % of the run
 lr_decay_iters = 400
-decay_fraction = 0.6  # gptfit only; stock nanoGPT ignores it
+decay_fraction = 0.4  # gptfit only; stock nanoGPT ignores it
 min_lr = 0.0
 
 # optimizer

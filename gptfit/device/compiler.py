@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable
@@ -32,6 +33,9 @@ MISSED_TOOLS = (
     ("TritonMissing", "Triton"),
 )
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+X86 = ("x86_64", "AMD64")
+AVX2_BITS = 256
+PROBE_SIZE = 256  # elements: enough for every vector unit to be used
 
 
 def find_compile_problem(device: Device) -> str | None:
@@ -43,9 +47,28 @@ def find_compile_problem(device: Device) -> str | None:
     if device.kind == "cuda" and find_spec("triton") is None:
         return f"there is no Triton; {REMEDIES['Triton on Windows' if sys.platform == 'win32' else 'Triton']}"
     keep_compiled_code()
+    if device.kind != "cpu" or platform.machine() not in X86:
+        return _probe_problem(device)
+    # torch would first build and load a little program for each kind of vector unit there is, for ten seconds and more; the
+    # probe is such a program for the best of them. Where that fails, the next is one that every compiler knows.
+    import torch._inductor.config as inductor  # takes as long as torch itself, and eager runs need it not
+
+    before = inductor.cpp.vec_isa_ok, inductor.cpp.simdlen
+    problem: str | None = None
+    for bits in (inductor.cpp.simdlen, AVX2_BITS):
+        inductor.cpp.vec_isa_ok, inductor.cpp.simdlen = True, bits
+        problem = _probe_problem(device)
+        if problem is None:
+            return None
+        torch.compiler.reset()
+    inductor.cpp.vec_isa_ok, inductor.cpp.simdlen = before
+    return problem
+
+
+def _probe_problem(device: Device) -> str | None:
     try:
         compiled = torch.compile(_probe)
-        compiled(torch.ones(8, device=device.torch_device))
+        compiled(torch.ones(PROBE_SIZE, device=device.torch_device))
     # A broken toolchain fails in any of torch's layers; all of their errors are RuntimeErrors or OSErrors.
     except (RuntimeError, OSError, ImportError) as error:
         return _with_remedy(error)

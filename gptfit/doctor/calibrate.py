@@ -12,6 +12,7 @@ import torch
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device.allocator import keep_freed_memory
+from gptfit.device.compiler import find_compile_problem
 from gptfit.device.device import find_device
 from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler, yardstick_of
 from gptfit.doctor.rounds import Costs, Place, Timed
@@ -29,7 +30,8 @@ MOST_ROUNDS = 4  # after the first
 PIECES_S = 25.0  # no further round is begun when so long has passed
 # Where the other ways to run a block are timed beside gpt2's eager one: what they add or save goes with tokens times width.
 OTHER_ARCH: tuple[Place, ...] = ((64, 128), (256, 256), (1024, 256), (4096, 128), (8192, 128))
-COMPILED_AT = (1024, 256)  # once: compiling takes long; small ones a tiny model tells
+# What compiling saves, by tokens times width; compiling takes long, so only gpt2 at the second. Tiny ones a tiny model tells.
+COMPILED_AT: tuple[tuple[int, int], ...] = ((1024, 256), (256, 256))
 MOST_START = (
     0.25  # of a tiny eager block, that compiling may add or save however small it is; more is the machine's noise
 )
@@ -50,7 +52,7 @@ class Pieces:
     eager: Costs  # blocks of gpt2
     attention: Costs
     others: dict[str, dict[Place, Timed]]  # blocks of other architectures, by place
-    compiled: dict[str, Timed]  # blocks at COMPILED_AT, by architecture
+    compiled: dict[str, dict[Place, Timed]]  # blocks at COMPILED_AT, by architecture
     grids: dict[str, Costs]
     kept: dict[str, float]
     usual: Pieces | None = None  # of the format that is trained in, the only one that blocks are compiled in
@@ -63,15 +65,15 @@ class Pieces:
             grids[f"blocks {arch} {self.dtype} compiled"] = self._blocks(attention, arch, self._compiled_adds(arch))
         return grids
 
-    def _blocks(self, attention: Grid, arch: str, added_s: float = 0.0) -> Grid:
+    def _blocks(self, attention: Grid, arch: str, added: Sequence[tuple[float, float]] = ()) -> Grid:
         """Without their attention, which depends on other sizes."""
         found: dict[Place, float] = {}
         more = self._more(arch)
         for (n, c), cost in self.eager.points().items():
             positions = min(n, BLOCK_POSITIONS)
             seconds = n * 12 * c**2 * cost
-            other = n * c * (between(more, n * c) + added_s - positions * attention.at(positions, BLOCK_HEAD))
-            found[(n, c)] = max(seconds + other, LEAST_SHARE * seconds) / (n * 12 * c**2)
+            each = between(more, n * c) + between(added, n * c) - positions * attention.at(positions, BLOCK_HEAD)
+            found[(n, c)] = max(seconds + n * c * each, LEAST_SHARE * seconds) / (n * 12 * c**2)
         return grid_of(found)
 
     def _more(self, arch: str) -> list[tuple[float, float]]:
@@ -82,13 +84,20 @@ class Pieces:
             found.append((n * c, seconds / (n * c)))
         return sorted(found)
 
-    def _compiled_adds(self, arch: str) -> float:
-        """Per token and channel; less than nothing where it saves."""
+    def _compiled_adds(self, arch: str) -> list[tuple[float, float]]:
+        """Seconds per token and channel, by tokens times width; less than nothing where it saves.
+
+        Where another architecture was not compiled, it is as much more or less than at the first place as of gpt2.
+        """
         if arch not in self.compiled:
-            return self.usual._compiled_adds(arch) if self.usual else 0.0
-        n, c = COMPILED_AT
-        before = self.others.get(arch, self.eager.timed)[COMPILED_AT]
-        return (self._seconds(self.compiled[arch], n, c) - self._seconds(before, n, c)) / (n * c)
+            return self.usual._compiled_adds(arch) if self.usual else []
+        own, gpt2 = ({at: self._saved(each, at) for at in self.compiled[each]} for each in (arch, "gpt2"))
+        first = COMPILED_AT[0]
+        return sorted((math.prod(at), own.get(at, own[first] + gpt2[at] - gpt2[first])) for at in gpt2)
+
+    def _saved(self, arch: str, at: Place) -> float:
+        before = self.others.get(arch, self.eager.timed)[at]
+        return (self._seconds(self.compiled[arch][at], *at) - self._seconds(before, *at)) / math.prod(at)
 
     def _seconds(self, timed: Timed, n: float, c: float) -> float:
         """Of one block."""
@@ -112,6 +121,7 @@ def between(points: Sequence[tuple[float, float]], where: float) -> float:
 def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], None]) -> Calibration:
     """Everything but what needs a process of its own (`settled` and `complete` add that)."""
     began, device = time.monotonic(), find_device(config)
+    compiled = compiled and find_compile_problem(device) is None  # which also finds the code that was compiled before
     if device.kind == "cpu":
         keep_freed_memory()
     yardstick = yardstick_of(device)
@@ -154,16 +164,17 @@ def _pieces(ruler: Ruler, compiled: bool, tell: Callable[[str], None]) -> Pieces
     eager = ruler.blocks()
     places = [place for place in OTHER_ARCH if place in eager.timed]
     others = {"modern": {place: ruler.other_block("modern", place, eager.timed[place]) for place in places}}
-    is_fast = COMPILED_AT in eager.timed
-    fast, kept = {}, {}
+    fast: dict[str, dict[Place, Timed]] = {}
+    kept = {}
     for arch in ARCHITECTURES:
         kept[f"{arch} {dtype} eager"] = eager_bytes = ruler.kept(arch, 256, 128, False)
         kept[f"{arch} {dtype} compiled"] = eager_bytes * COMPILED_KEEPS[arch]
-        if compiled and is_fast:
+        if compiled and all(place in eager.timed for place in COMPILED_AT):
             tell(f"compiled blocks {arch} {dtype}")
-            usual = others.get(arch, eager.timed)[COMPILED_AT]
-            fast[arch] = ruler.other_block(arch, COMPILED_AT, usual, compiled=True)
-            kept[f"{arch} {dtype} compiled"] = ruler.kept(arch, *COMPILED_AT, compiled=True)
+            usual = others.get(arch, eager.timed)
+            at = COMPILED_AT if arch == "gpt2" else COMPILED_AT[:1]
+            fast[arch] = {place: ruler.other_block(arch, place, usual[place], compiled=True) for place in at}
+            kept[f"{arch} {dtype} compiled"] = ruler.kept(arch, *COMPILED_AT[0], True)
     tell(f"attention {dtype}")
     attention = ruler.attention()
     tell(f"loss {dtype}")

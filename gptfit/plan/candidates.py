@@ -214,10 +214,10 @@ def _run(wish: Wish, setting: Setting, pace: Pace, epochs: float, least_iters: i
 
 
 def _of_length(setting: Setting, tokens: float) -> Setting:
-    """The modern model that a run of so many tokens trains: a short one has no layer scalars."""
+    """The modern model that a run of so many tokens trains: a short one may have no layer scalars."""
     if setting.shape.arch != "modern":
         return setting
-    keys = recipe.length_keys(int(tokens // setting.tokens_per_step))
+    keys = recipe.length_keys(int(tokens // setting.tokens_per_step), setting.shape)
     return replace(setting, shape=replace(setting.shape, layer_scalars=keys["layer_scalars"]))
 
 

@@ -37,7 +37,7 @@ def config_of(wish: Wish, candidate: PlannedRun, speed: Speed) -> TrainConfig:
         values |= {
             **recipe.training_keys(max_iters, setting.tokens_per_step),
             **recipe.SECOND_EDITION,
-            **recipe.length_keys(max_iters),
+            **recipe.length_keys(max_iters, setting.shape),
         }
         values |= {name: getattr(setting.shape, name) for name in ("value_embeddings", "bigram")}
     values |= {**regular, "average_tail": setting.average_tail}

@@ -21,6 +21,7 @@ from gptfit.config.recipe import (
     optimal_tokens,
     second_edition,
     tokens_per_step,
+    training_keys,
 )
 from gptfit.errors import UsageError
 from gptfit.gpus import find
@@ -173,17 +174,26 @@ def test_the_recipe_and_somebodys_weights_are_two_models() -> None:
 
 
 def test_momentum_remembers_as_large_a_part_of_a_short_run_as_of_a_long_one() -> None:
-    long = length_keys(3_000)
+    shape = ModelShape(12, 12, 768, 1024, 50304, arch="modern")
+    long = length_keys(3_000, shape)
     assert (long["momentum"], long["momentum_end"]) == (0.97, 0.9), "nanochat's"
-    assert length_keys(600)["momentum"] == 0.95
-    assert length_keys(80)["momentum"] == length_keys(300)["momentum"] == 0.9
+    assert length_keys(600, shape)["momentum"] == 0.95
+    assert length_keys(80, shape)["momentum"] == length_keys(300, shape)["momentum"] == 0.9
 
 
-def test_layer_scalars_are_for_runs_of_many_updates_that_need_not_be_portable() -> None:
-    shape = ModelShape(6, 4, 256, 256, 4096, arch="modern")
-    assert second_edition(shape, max_iters=3_000)["layer_scalars"]
-    assert not second_edition(shape, max_iters=320)["layer_scalars"]
-    assert not second_edition(shape, portable=True, max_iters=3_000)["layer_scalars"]
+def test_layer_scalars_are_for_many_updates_or_a_deep_model_of_words_that_need_not_be_portable() -> None:
+    deep = ModelShape(6, 4, 256, 256, 4096, arch="modern")
+    flat, bytewise = replace(deep, n_layer=3), replace(deep, vocab_size=257)
+    assert second_edition(deep, max_iters=288)["layer_scalars"]
+    for other in (flat, bytewise):
+        assert second_edition(other, max_iters=3_000)["layer_scalars"]
+        assert not second_edition(other, max_iters=320)["layer_scalars"]
+    assert not second_edition(deep, portable=True, max_iters=3_000)["layer_scalars"]
+
+
+def test_a_short_run_begins_to_decay_later() -> None:
+    short, long = (training_keys(updates, 2_048)["decay_fraction"] for updates in (288, 3_000))
+    assert (short, long) == (0.4, 0.6)
 
 
 def test_tables_are_in_the_second_edition_where_they_are_small_and_the_data_is_not_read_often() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config as inductor
 
 from gptfit.config.keys import TrainConfig
 from gptfit.device import compiler
@@ -232,9 +233,35 @@ def test_a_failed_start_of_the_compiler_says_what_to_install(
         raise RuntimeError(f"backend='inductor' raised:\n{text}")
 
     monkeypatch.setattr(compiler.torch, "compile", lambda function: broken)
+    before = (inductor.cpp.vec_isa_ok, inductor.cpp.simdlen)
     problem = compiler.find_compile_problem(find_device(TrainConfig(device="cpu")))
     assert problem is not None
     assert problem.endswith(remedy)
+    assert (inductor.cpp.vec_isa_ok, inductor.cpp.simdlen) == before
+
+
+def test_the_probe_is_the_only_program_that_is_built_to_try_the_vector_units(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And where it fails, the plainer units that every compiler knows are tried before training goes without."""
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: name)
+    monkeypatch.setattr(inductor.cpp, "vec_isa_ok", None)
+    monkeypatch.setattr(inductor.cpp, "simdlen", None)
+    tried: list[tuple[bool | None, int | None]] = []
+
+    def probe(function: object) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            tried.append((inductor.cpp.vec_isa_ok, inductor.cpp.simdlen))
+            if inductor.cpp.simdlen != compiler.AVX2_BITS:
+                raise RuntimeError("unrecognized command-line option '-mavx512f'")
+            return x
+
+        return run
+
+    monkeypatch.setattr(compiler.torch, "compile", probe)
+    assert compiler.find_compile_problem(find_device(TrainConfig(device="cpu"))) is None
+    assert tried == [(True, None), (True, 256)]
 
 
 @pytest.mark.parametrize(("platform", "remedy"), [("win32", "pip install triton-windows"), ("linux", "CUDA build")])

@@ -124,8 +124,8 @@ def test_models_are_timed_from_the_least_on_until_one_takes_too_long(monkeypatch
     assert settled(device(), [found, found]).grids.keys() == device().grids.keys()
 
 
-def test_the_places_where_other_ways_are_timed_are_timed_in_every_format() -> None:
+def test_the_places_where_other_ways_are_timed_are_timed() -> None:
     """What compiling and another architecture add was read off one tiny block where the middle width was not."""
-    assert COMPILED_AT in itertools.product(few(TOKENS), few(WIDTHS))
+    assert {*COMPILED_AT} <= {*OTHER_ARCH}
     assert set(OTHER_ARCH) <= set(itertools.product(TOKENS, WIDTHS))
     assert len(set(OTHER_ARCH) & set(itertools.product(few(TOKENS), few(WIDTHS)))) >= 3
