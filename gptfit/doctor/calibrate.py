@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
 
 import torch
 
@@ -16,26 +18,20 @@ from gptfit.device.compiler import find_compile_problem
 from gptfit.device.device import find_device
 from gptfit.doctor.pieces import BLOCK_HEAD, BLOCK_POSITIONS, Ruler, yardstick_of
 from gptfit.doctor.rounds import Costs, Place, Timed
-from gptfit.doctor.whole_models import dtypes_of
-from gptfit.plan.calibration import Calibration, micro_seconds, step_parts
+from gptfit.doctor.whole_models import Saved, dtypes_of
+from gptfit.plan.calibration import Calibration, step_parts
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
 from gptfit.train.engine import collection_frozen
-from gptfit.tune.rank import FAIR_CPU_SHARE
 from gptfit.tune.trials import Timing
 
 ARCHITECTURES = ("gpt2", "modern")
-MOST_ROUNDS = 4  # after the first
-PIECES_S = 25.0  # no further round is begun when so long has passed
+MOST_ROUNDS = 6  # after the first
 # Where the other ways to run a block are timed beside gpt2's eager one: what they add or save goes with tokens times width.
-OTHER_ARCH: tuple[Place, ...] = ((64, 128), (256, 256), (1024, 256), (4096, 128), (8192, 128))
-# What compiling saves, by tokens times width; compiling takes long, so only gpt2 at the second. Tiny ones a tiny model tells.
-COMPILED_AT: tuple[tuple[int, int], ...] = ((1024, 256), (256, 256))
-MOST_START = (
-    0.25  # of a tiny eager block, that compiling may add or save however small it is; more is the machine's noise
-)
+OTHER_ARCH: tuple[Place, ...] = ((64, 128), (256, 256), (1024, 256), (4096, 128), (4096, 256))
 LEAST_SHARE = 0.2  # of what an eager block takes that another way takes at least
+KEPT_AT = (1024, 256)  # as the check of compiled models has compiled a block
 # Of the bytes that an eager block keeps in 16 bits; counted in the format that blocks are compiled in.
 COMPILED_KEEPS = {"gpt2": 0.94, "modern": 0.80}
 # Nearly no work: what such a model still takes is what every run takes. The check of compiled models has compiled its block.
@@ -52,27 +48,24 @@ class Pieces:
     eager: Costs  # blocks of gpt2
     attention: Costs
     others: dict[str, dict[Place, Timed]]  # blocks of other architectures, by place
-    compiled: dict[str, dict[Place, Timed]]  # blocks at COMPILED_AT, by architecture
     grids: dict[str, Costs]
     kept: dict[str, float]
-    usual: Pieces | None = None  # of the format that is trained in, the only one that blocks are compiled in
 
     def all_grids(self) -> dict[str, Grid]:
         attention = self.attention.grid()
         grids = {name: costs.grid() for name, costs in self.grids.items()} | {f"attention {self.dtype}": attention}
         for arch in ARCHITECTURES:
             grids[f"blocks {arch} {self.dtype} eager"] = self._blocks(attention, arch)
-            grids[f"blocks {arch} {self.dtype} compiled"] = self._blocks(attention, arch, self._compiled_adds(arch))
         return grids
 
-    def _blocks(self, attention: Grid, arch: str, added: Sequence[tuple[float, float]] = ()) -> Grid:
+    def _blocks(self, attention: Grid, arch: str) -> Grid:
         """Without their attention, which depends on other sizes."""
         found: dict[Place, float] = {}
         more = self._more(arch)
         for (n, c), cost in self.eager.points().items():
             positions = min(n, BLOCK_POSITIONS)
             seconds = n * 12 * c**2 * cost
-            each = between(more, n * c) + between(added, n * c) - positions * attention.at(positions, BLOCK_HEAD)
+            each = between(more, n * c) - positions * attention.at(positions, BLOCK_HEAD)
             found[(n, c)] = max(seconds + n * c * each, LEAST_SHARE * seconds) / (n * 12 * c**2)
         return grid_of(found)
 
@@ -83,21 +76,6 @@ class Pieces:
             seconds = self._seconds(timed, n, c) - self._seconds(self.eager.timed[n, c], n, c)
             found.append((n * c, seconds / (n * c)))
         return sorted(found)
-
-    def _compiled_adds(self, arch: str) -> list[tuple[float, float]]:
-        """Seconds per token and channel, by tokens times width; less than nothing where it saves.
-
-        Where another architecture was not compiled, it is as much more or less than at the first place as of gpt2.
-        """
-        if arch not in self.compiled:
-            return self.usual._compiled_adds(arch) if self.usual else []
-        own, gpt2 = ({at: self._saved(each, at) for at in self.compiled[each]} for each in (arch, "gpt2"))
-        first = COMPILED_AT[0]
-        return sorted((math.prod(at), own.get(at, own[first] + gpt2[at] - gpt2[first])) for at in gpt2)
-
-    def _saved(self, arch: str, at: Place) -> float:
-        before = self.others.get(arch, self.eager.timed)[at]
-        return (self._seconds(self.compiled[arch][at], *at) - self._seconds(before, *at)) / math.prod(at)
 
     def _seconds(self, timed: Timed, n: float, c: float) -> float:
         """Of one block."""
@@ -118,8 +96,8 @@ def between(points: Sequence[tuple[float, float]], where: float) -> float:
     return points[0][1] if where < points[0][0] else points[-1][1]
 
 
-def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], None]) -> Calibration:
-    """Everything but what needs a process of its own (`settled` and `complete` add that)."""
+def measure_pieces(config: TrainConfig, compiled: bool, most_s: float, tell: Callable[[str], None]) -> Calibration:
+    """Everything but what needs a process of its own (`settled` and `complete` add that); no further round after `most_s`."""
     began, device = time.monotonic(), find_device(config)
     compiled = compiled and find_compile_problem(device) is None  # which also finds the code that was compiled before
     if device.kind == "cpu":
@@ -131,19 +109,16 @@ def measure_pieces(config: TrainConfig, compiled: bool, tell: Callable[[str], No
     }
     with collection_frozen():
         pieces = [_pieces(ruler, compiled and ruler.device.dtype == device.dtype, tell) for ruler in rulers.values()]
-        usual = next(each for each in pieces if each.dtype == device.dtype)
-        for other in pieces:
-            other.usual = None if other is usual else usual
         first = next(iter(rulers.values()))
         tell("lookup and updates")
-        lookup, grids = first.lookup(), {"update": first.update()}
-        for dtype, ruler in rulers.items():
-            grids[f"orthogonal {dtype}"] = ruler.orthogonal(grids["update"])
-        for i in itertools.takewhile(lambda _: time.monotonic() - began < PIECES_S, range(MOST_ROUNDS)):
+        lookup, update = first.lookup(), first.update()
+        orthogonal = {dtype: ruler.orthogonal() for dtype, ruler in rulers.items()}
+        for i in itertools.takewhile(lambda _: time.monotonic() - began < most_s, range(MOST_ROUNDS)):
             tell(f"everything again, {i + 1} of at most {MOST_ROUNDS}")
             for ruler in rulers.values():
                 ruler.rounds.go(1)
-    grids["lookup"] = lookup.grid()
+    grids = {"lookup": lookup.grid(), "update": update.grid()}
+    grids |= {f"orthogonal {dtype}": muon.grid_beside(grids["update"]) for dtype, muon in orthogonal.items()}
     for each in pieces:
         grids |= each.all_grids()
     return Calibration(
@@ -164,23 +139,19 @@ def _pieces(ruler: Ruler, compiled: bool, tell: Callable[[str], None]) -> Pieces
     eager = ruler.blocks()
     places = [place for place in OTHER_ARCH if place in eager.timed]
     others = {"modern": {place: ruler.other_block("modern", place, eager.timed[place]) for place in places}}
-    fast: dict[str, dict[Place, Timed]] = {}
     kept = {}
     for arch in ARCHITECTURES:
         kept[f"{arch} {dtype} eager"] = eager_bytes = ruler.kept(arch, 256, 128, False)
         kept[f"{arch} {dtype} compiled"] = eager_bytes * COMPILED_KEEPS[arch]
-        if compiled and all(place in eager.timed for place in COMPILED_AT):
-            tell(f"compiled blocks {arch} {dtype}")
-            usual = others.get(arch, eager.timed)
-            at = COMPILED_AT if arch == "gpt2" else COMPILED_AT[:1]
-            fast[arch] = {place: ruler.other_block(arch, place, usual[place], compiled=True) for place in at}
-            kept[f"{arch} {dtype} compiled"] = ruler.kept(arch, *COMPILED_AT[0], True)
+        if compiled:
+            tell(f"compiled block {arch} {dtype}")
+            kept[f"{arch} {dtype} compiled"] = ruler.kept(arch, *KEPT_AT, True)
     tell(f"attention {dtype}")
     attention = ruler.attention()
     tell(f"loss {dtype}")
     grids = {f"head {dtype} {kind}": ruler.head(kind) for kind in ("whole", "chunked")}
     grids |= {f"outside {arch} {dtype}": ruler.outside(arch) for arch in ARCHITECTURES}
-    return Pieces(dtype, ruler.layers, eager, attention, others, fast, grids, kept)
+    return Pieces(dtype, ruler.layers, eager, attention, others, grids, kept)
 
 
 def tiny_config(config: TrainConfig, compiled: bool) -> TrainConfig:
@@ -203,50 +174,45 @@ def tiny_config(config: TrainConfig, compiled: bool) -> TrainConfig:
     )
 
 
-def complete(found: Calibration, tiny: dict[bool, Timing]) -> Calibration:
-    """With what tiny trials, by whether they were compiled, tell: the memory of a process, and fixed costs of a step."""
+def complete(found: Calibration, tiny: dict[bool, Timing], saved: Saved) -> Calibration:
+    """With what tiny trials, by whether they were compiled, tell: the memory of a process, and fixed costs of an update.
+
+    `saved` is what compiling saved of larger models.
+    """
     context = {
         "compiled" if compiled else "eager": (timing.device_gib or 0.0) * 1024**3 for compiled, timing in tiny.items()
     }
-    eager = tiny[False]
     setting = Setting(TINY, micro_batch=TINY_BATCH, dtype=found.dtype, compile=False)
     update_s = step_parts(setting, found)["update"]
     return replace(
-        found,
+        with_compiled(found, saved) if saved else found,
         context_bytes=context,
-        grids=found.grids if True not in tiny else _with_compiled_start(found, tiny),
-        micro_step_s=max(0.0, _own_ms(eager) / 1e3 - micro_seconds(setting, found)),
-        update_s=max(0.0, eager.ms_per_update / 1e3 - update_s),
+        update_s=max(0.0, tiny[False].ms_per_update / 1e3 - update_s),
     )
 
 
-def _own_ms(timing: Timing) -> float:
-    """Of a micro-step; on shared cores its processor time."""
-    is_shared = timing.cpu_ms and (timing.cpu_share or 1.0) < FAIR_CPU_SHARE
-    return timing.cpu_ms if is_shared and timing.cpu_ms else timing.ms_per_micro_step
-
-
-def _with_compiled_start(found: Calibration, tiny: dict[bool, Timing]) -> dict[str, Grid]:
-    """What compiling adds to or saves of a block however small it is: the tiny model has one block, and little else."""
-    added_s = (_own_ms(tiny[True]) - _own_ms(tiny[False])) / 1e3
-    width, tokens = TINY.n_embd, TINY_BATCH * TINY.block_size
-    names = [f"blocks gpt2 {found.dtype} {how}" for how in ("eager", "compiled")]
-    eager, compiled = (found.grids[name].at(tokens, width) for name in names)
-    block_s = eager * tokens * 12 * width**2
-    start_s = added_s - (compiled - eager) * tokens * 12 * width**2
-    start_s = min(max(start_s, -MOST_START * block_s), MOST_START * block_s)
+def with_compiled(found: Calibration, saved: Saved) -> Calibration:
+    """With blocks as compiled: what compiling saves per token and channel is the same in every number format."""
     grids = dict(found.grids)
-    for name in found.grids:
-        if name.startswith("blocks") and name.endswith("compiled"):
-            before = found.grids[name.replace("compiled", "eager")]
-            grids[name] = _with_start(found.grids[name], before, start_s)
-    return grids
+    for name, eager in found.grids.items():
+        kind, *ways = name.split()
+        if kind == "blocks" and ways[-1] == "eager":
+            grids[name.replace("eager", "compiled")] = eager.times(
+                partial(_share_left, eager, _saved_of(saved, ways[0]))
+            )
+    return replace(found, grids=grids)
 
 
-def _with_start(grid: Grid, eager: Grid, start_s: float) -> Grid:
-    found: dict[Place, float] = {}
-    for n in grid.axes[0]:
-        for c in grid.axes[1]:
-            cost = grid.at(n, c) + start_s / (n * 12 * c**2)
-            found[n, c] = max(cost, LEAST_SHARE * eager.at(n, c))
-    return grid_of(found)
+def _saved_of(saved: Saved, arch: str) -> list[tuple[float, float]]:
+    """By tokens times width. Where this architecture was not compiled, it is as much more or less than of the other as
+    where both were."""
+    own = dict(saved.get(arch, ()))
+    for other in (dict(each) for name, each in saved.items() if name != arch):
+        more = median([own[at] - other[at] for at in own.keys() & other.keys()] or [0.0])
+        own = {at: seconds + more for at, seconds in other.items()} | own
+    return sorted(own.items())
+
+
+def _share_left(eager: Grid, saved: Sequence[tuple[float, float]], tokens: float, width: float) -> float:
+    cost = eager.at(tokens, width) * 12 * width  # per token and channel
+    return max(LEAST_SHARE, 1 - between(saved, tokens * width) / cost)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gptfit.config.keys import TrainConfig
 from gptfit.doctor.calibrate import TINY, complete, tiny_config
-from gptfit.doctor.whole_models import settled
+from gptfit.doctor.whole_models import Pass, settled
 from gptfit.errors import DeviceError
 from gptfit.plan.calibration import Calibration, calibration_from_json
 from gptfit.shape import ModelShape
@@ -23,6 +24,8 @@ COMMAND = (sys.executable, "-m", MODULE)
 LIMIT_S = 300.0
 TRIAL_LIMIT_S = 120.0
 TINY_S = 0.5  # dozens of micro-steps of next to nothing
+USUAL_S = 135.0  # of a whole calibration
+AFTER_PIECES_S = 25.0  # whole models again and the tiny ones
 
 
 def calibrate(
@@ -30,20 +33,36 @@ def calibrate(
     on_stage: Callable[[str], None] = lambda stage: None,
     machine: Machine | None = None,
     command: Sequence[str] = COMMAND,
+    most_s: float = USUAL_S,
 ) -> Calibration:
-    """About a minute and a half; DeviceError where the device did not answer. `command` runs what is timed."""
+    """As many rounds as end in `most_s`, at least one; DeviceError where the device did not answer.
+
+    `command` runs what is timed.
+    """
+    until = time.monotonic() + most_s
     machine = machine or find_machine(config)
     compiled = config.compile and machine.compile_problem is None
     # Whole models before and after: a machine with neighbours is faster in one minute than in another.
-    before = _timed("whole models", config, command, on_stage, is_first=True)["times"]
-    found = calibration_from_json(_timed("pieces", config, command, on_stage, compiled=compiled))
-    after = _timed("whole models", config, command, on_stage, is_first=False)["times"]
-    found = settled(found, [before, after])
+    passes = [_whole_models(config, command, on_stage, compiled, is_first=True)]
+    left_s = until - time.monotonic() - AFTER_PIECES_S
+    found = calibration_from_json(_timed("pieces", config, command, on_stage, compiled=compiled, most_s=left_s))
+    passes.append(_whole_models(config, command, on_stage))
     tiny = {}
     for is_compiled in (False, True) if compiled else (False,):
         on_stage(f"tiny model {'compiled' if is_compiled else 'eager'}")
         tiny[is_compiled] = _trial(tiny_config(config, is_compiled), TINY, machine)
-    return complete(found, tiny)
+    return complete(settled(found, passes), tiny, passes[0].saved)
+
+
+def _whole_models(
+    config: TrainConfig,
+    command: Sequence[str],
+    on_stage: Callable[[str], None],
+    compiled: bool = False,
+    is_first: bool = False,
+) -> Pass:
+    found = _timed("whole models", config, command, on_stage, is_first=is_first, compiled=compiled)
+    return Pass(found["times"], found["saved"])
 
 
 def _timed(

@@ -33,6 +33,7 @@ CHECKED = ModelShape(n_layer=3, n_head=5, n_embd=320, block_size=192, vocab_size
 CHECKED_BATCHES = (2, 8)
 REPEAT = "close other programs and repeat; if it stays, please report card.json"
 RUN_LIMIT_S, RUN_S = 90.0, 1.5
+CARD_S, RUNS_S = 165.0, 15.0  # all of it, with room for a slower moment; its two runs
 SHARING = {"OMP_WAIT_POLICY": "PASSIVE"}  # two checks at a time: threads that wait for others give their core away
 N_LINES = len(ALL) + 2  # with calibration and the plan against two runs
 
@@ -86,7 +87,8 @@ def examine_card(
         problems = (line.verdict.values.get(COMPILE_PROBLEM) for line in lines)
         machine = replace(machine, compile_problem=next(filter(None, problems), None))
         on_stage(CALIBRATION)
-        line, found = _calibrate(config, machine, alone, on_stage)
+        left_s = began + CARD_S - RUNS_S - time.monotonic()
+        line, found = _calibrate(config, machine, alone, on_stage, left_s)
         lines += _told(iter([line]), tell)
         if found:
             lines += _told(iter([_plan_against_runs(config, machine, found, on_stage)]), tell)
@@ -143,11 +145,11 @@ def _verdict(ended: Ended) -> Verdict:
 
 
 def _calibrate(
-    config: TrainConfig, machine: Machine, command: Sequence[str], on_stage: Callable[[str], None]
+    config: TrainConfig, machine: Machine, command: Sequence[str], on_stage: Callable[[str], None], most_s: float
 ) -> tuple[CardLine, Calibration | None]:
     began = time.monotonic()
     try:
-        found = calibrate(config, on_stage, machine, command)
+        found = calibrate(config, on_stage, machine, command, most_s)
     except DeviceError as error:
         return CardLine(CALIBRATION, Verdict("error", str(error), REPEAT), time.monotonic() - began), None
     text = f"{len(found.grids)} pieces of a step timed; `gptfit plan --gpu here` uses them"

@@ -20,12 +20,12 @@ def answer(request: dict[str, Any], tell: Tell) -> None:
     if request.get("threads"):  # a fork has what its parent was started with
         torch.set_num_threads(request["threads"])
     if request["check"] == "pieces":
-        found = measure_pieces(config, request["compiled"], lambda name: tell("stage", name=name))
+        found = measure_pieces(config, request["compiled"], request["most_s"], lambda name: tell("stage", name=name))
         tell("done", **found.as_json())
         return
     if request["check"] == "whole models":
-        is_first = request["is_first"]
-        tell("done", times=time_whole_models(config, is_first, lambda name: tell("stage", name=name)))
+        how = request["is_first"], request["compiled"]
+        tell("done", **asdict(time_whole_models(config, *how, lambda name: tell("stage", name=name))))
         return
     tell("done", **asdict(run_check(request["check"], config)))
 

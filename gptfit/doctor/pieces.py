@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from statistics import median
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gptfit.device.device import Device
-from gptfit.doctor.rounds import LONGEST_S, Action, Costs, CostsOfTwoWidths, Place, Rounds, Timed, Watch, Yardstick
+from gptfit.device.settling import Action
+from gptfit.doctor.rounds import Costs, CostsOfTwoWidths, Place, Prepared, Rounds, Timed, Watch, Yardstick
 from gptfit.doctor.whole_models import plain_engine
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
@@ -23,9 +23,8 @@ from gptfit.plan.calibration import block_weights
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.schedule import Knobs
 from gptfit.shape import ModelShape
-from gptfit.train.engine import Engine
 
-TOKENS = (64, 256, 1024, 4096, 8192)  # more cost as much each, and take long
+TOKENS = (64, 256, 1024, 4096)  # more cost as much each, and take long
 WIDTHS = (128, 256, 448, 768)
 BLOCK_POSITIONS, BLOCK_HEAD = 128, 64
 # A block finds nothing of its own in the caches when so many bytes of others came between.
@@ -34,7 +33,7 @@ MOST_LAYERS = 6
 POSITIONS = (128, 256, 512, 1024)
 HEAD_SIZES = (32, 64, 128)
 ATTENTION_TOKENS, ATTENTION_HEADS = 1024, 4
-HEAD_TOKENS = {"whole": (128, 2048), "chunked": (512,)}
+HEAD_TOKENS = {"whole": (128, 512, 2048), "chunked": (512,)}
 HEAD_WIDTHS = (128, 384)
 VOCABULARIES = {"whole": (256, 8192, 50304), "chunked": (4096, 50304)}
 OUTSIDE = ((1, 64, 128), (4, 256, 384), (16, 256, 384))  # micro-batch, positions, width
@@ -43,12 +42,12 @@ LOOKUP_TOKENS = 64
 UPDATES = ((128, 1, 64), (512, 4, 64), (512, 1, 50304))  # (width, layers, vocabulary)
 MUON_WIDTHS = (128, 256, 512, 768)
 
-LONGEST_HEAD_S = 0.7  # a large vocabulary leaves the caches, which no smaller one tells: half as much again per logit
+# A large vocabulary leaves the caches, which no smaller one tells. So do this many logits; more fetch memory for seconds.
+LONGEST_HEAD_S, MOST_LOGITS = 0.7, 2**24
 CACHE_BYTES = 96 * 2**20  # more than the caches of most processors
 
 YARDSTICK_SIDE = 384
 MUON_LAYERS = 2
-UPDATE_RUNS = 3  # the first of which makes the optimizer's state
 
 Size = tuple[int, int, int]  # micro-batch, positions, width
 
@@ -95,8 +94,8 @@ def yardstick_of(device: Device) -> Yardstick | None:
 def few(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The least, the middle and the largest.
 
-    >>> few((64, 256, 1024, 4096, 8192)), few((4096, 50304)), few((512,))
-    ((64, 1024, 8192), (4096, 50304), (512,))
+    >>> few((64, 256, 1024, 4096)), few((4096, 50304)), few((512,))
+    ((64, 256, 4096), (4096, 50304), (512,))
     """
     return tuple(dict.fromkeys((sizes[0], sizes[(len(sizes) - 1) // 2], sizes[-1])))
 
@@ -131,10 +130,10 @@ class Ruler:
         """As many blocks as a micro-step meets cold: the activations they keep, their weights and gradients."""
         return min(MOST_LAYERS, math.ceil(COLD_BYTES / (64 * tokens * width + 96 * width**2)))
 
-    def other_block(self, arch: str, place: Place, usual: Timed, compiled: bool = False) -> Timed:
-        """Another way to run a block, beside the usual one of the same size."""
+    def other_block(self, arch: str, place: Place, usual: Timed) -> Timed:
+        """Of another architecture, beside the usual one of the same size."""
         tokens, width = map(int, place)
-        return self.rounds.timed(self._stack(arch, tokens, width, compiled), usual)
+        return self.rounds.timed(self._stack(arch, tokens, width), usual)
 
     def kept(self, arch: str, tokens: int, width: int, compiled: bool) -> float:
         """Bytes kept for backward per token and channel of a block."""
@@ -143,8 +142,8 @@ class Ruler:
         copies = 0 if self.device.dtype == "float32" else 2 * block_weights(shape)  # in 16 bits, counted elsewhere
         return (saved_bytes(forward(), model.parameters()) - copies) / (tokens * width)
 
-    def _stack(self, arch: str, tokens: int, width: int, compiled: bool = False) -> Action:
-        forward, _ = self._blocks(block_shape(arch, tokens, width, self.layers(tokens, width)), tokens, compiled)
+    def _stack(self, arch: str, tokens: int, width: int) -> Action:
+        forward, _ = self._blocks(block_shape(arch, tokens, width, self.layers(tokens, width)), tokens, False)
         gradient = self.random(tokens, width).view(-1, min(tokens, BLOCK_POSITIONS), width)
         return lambda: forward().backward(gradient)  # type: ignore[no-untyped-call]
 
@@ -194,8 +193,9 @@ class Ruler:
             itertools.product(*map(self.sizes, (HEAD_TOKENS[kind], HEAD_WIDTHS, VOCABULARIES[kind]))),
             lambda n, c, v: n * c * v,
             functools.partial(self._head, kind),
-            LONGEST_HEAD_S,
             CostsOfTwoWidths,
+            LONGEST_HEAD_S,
+            lambda n, c, v: n * v <= MOST_LOGITS,
         )
 
     def _head(self, kind: str, tokens: int, width: int, vocab_size: int) -> Action:
@@ -242,36 +242,53 @@ class Ruler:
 
     # The update
 
-    def update(self) -> Grid:
-        points: dict[Place, float] = {}
-        for width, layers, vocab_size in UPDATES:
-            engine = plain_engine(self.device, ModelShape(layers, width // BLOCK_HEAD, width, 64, vocab_size), "adamw")
-            weights = engine.model.shape.n_weights
-            points[(float(weights),)] = self._update(engine) / weights
-        return grid_of(points)
+    def update(self) -> Costs:
+        """AdamW's, per weight."""
+        shapes = [ModelShape(layers, width // BLOCK_HEAD, width, 64, vocab) for width, layers, vocab in UPDATES]
+        by_weights = {(float(shape.n_weights),): shape for shape in shapes}
+        return self.rounds.costs(
+            by_weights, lambda weights: weights, lambda weights: self._update(by_weights[(weights,)], "adamw")
+        )
 
-    def orthogonal(self, adamw: Grid) -> Grid:
-        """Muon's own work per matrix weight and channel: the whole update less what AdamW does for the rest."""
-        points: dict[Place, float] = {}
-        for width in MUON_WIDTHS:
-            work = 12 * MUON_LAYERS * width**3
-            if points and (before := list(points.values())[-1]) * work > LONGEST_S:
-                points[(width,)] = before
-                continue
-            shape = ModelShape(MUON_LAYERS, width // BLOCK_HEAD, width, 64, 64, arch="modern")
-            engine = plain_engine(self.device, shape, "muon")
-            others = engine.model.shape.n_weights - block_weights(engine.model.shape)
-            points[(width,)] = max(self._update(engine) - others * adamw.at(others), 1e-6) / work
-        return grid_of(points)
+    def orthogonal(self) -> Orthogonal:
+        """Muon's update of a model with little else than matrices, by width."""
 
-    def _update(self, engine: Engine) -> float:
+        def work(width: float) -> float:
+            return block_weights(_muon_shape(int(width))) * width
+
+        widths = [(width,) for width in MUON_WIDTHS]
+        return self.rounds.costs(widths, work, lambda width: self._update(_muon_shape(width), "muon"), Orthogonal)
+
+    def _update(self, shape: ModelShape, optimizer: str) -> Prepared:
         """As an update comes: after micro-steps that filled the caches, with gradients too small to be clipped."""
+        engine = plain_engine(self.device, shape, optimizer)
         loss = torch.zeros((), device=self.device.torch_device)
-        seconds: list[float] = []
-        while len(seconds) < UPDATE_RUNS and (len(seconds) < 2 or seconds[-1] < LONGEST_S):
+
+        def micro_steps() -> None:
             for parameter in engine.model.parameters():
                 parameter.grad = torch.full_like(parameter, 1e-6)
             torch.ones(CACHE_BYTES // 4, device=self.device.torch_device)
             self.device.synchronize()
-            seconds.append(self.watch.seconds(lambda: engine.update(loss, 1, Knobs(1e-5))))
-        return median(seconds[1:])
+
+        def update() -> None:
+            engine.update(loss, 1, Knobs(1e-5))
+
+        micro_steps()
+        update()  # a first one makes the optimizer's state
+        return Prepared(update, micro_steps)
+
+
+def _muon_shape(width: int) -> ModelShape:
+    return ModelShape(MUON_LAYERS, width // BLOCK_HEAD, width, 64, 64, arch="modern")
+
+
+class Orthogonal(Costs):
+    """Muon's own work per matrix weight and channel: the whole update less what AdamW does for the rest."""
+
+    def grid_beside(self, adamw: Grid) -> Grid:
+        points: dict[Place, float] = {}
+        for (width,), cost in self.points().items():
+            shape = _muon_shape(int(width))
+            work, others = self._work(width), shape.n_weights - block_weights(shape)
+            points[(width,)] = max(cost * work - others * adamw.at(others), 1e-6) / work
+        return grid_of(points)

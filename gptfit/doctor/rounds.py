@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from gptfit.device.device import Device
+from gptfit.device.settling import Action, run_settled
 from gptfit.plan.grid import Grid, grid_of
 from gptfit.tune.rank import FAIR_CPU_SHARE
 
@@ -16,14 +18,22 @@ VISIT_S = 0.03  # of one action in one round, at least one run
 MOST_RUNS = 20
 # What has taken so long is timed well enough: a number format without units of its own may be a hundred times slower.
 ENOUGH_S = 0.7
-LONG_S = 0.3  # a first run of so long is worth a visit: what it also fetches is little beside
+LONG_S = 0.3  # a first run of so long is worth a visit
+SETTLED_S = 2.0  # an action has its memory after so long, or never
 LONGEST_S = 0.5  # what would take longer in one run is not run
 YARDSTICK_RUNS, YARDSTICK_HOLDS_S = 3, 0.25
 TOKENS_MATTER = 0.1  # a cost per unit of work depends on the number of tokens far less than on a width
 
 Place = tuple[float, ...]
-Action = Callable[[], object]
 Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An action that finds things as `before` leaves them, which is not timed."""
+
+    action: Action
+    before: Action
 
 
 class Yardstick:
@@ -81,11 +91,14 @@ class Watch:
 class Timed:
     """An action and what its visits took, the median of each, at the pace the machine usually had."""
 
-    def __init__(self, action: Action, watch: Watch, first_counts: bool = True) -> None:
-        self._action, self._watch = action, watch
+    def __init__(self, action: Action | Prepared, watch: Watch) -> None:
+        self._prepared = action if isinstance(action, Prepared) else Prepared(action, lambda: None)
+        self._watch = watch
         self._spent_s = 0.0
-        first = watch.at_usual_pace(self._once)  # which also fetches memory and makes gradients
-        self.visits: list[float] = [first] if first_counts and self._spent_s > LONG_S else []
+        first = watch.at_usual_pace(self._settled)
+        self.visits: list[float] = []
+        if first * watch.usual > LONG_S:
+            self._keep(first)
 
     @property
     def seconds(self) -> float:
@@ -106,24 +119,31 @@ class Timed:
             self.visit()
 
     def visit(self) -> None:
-        self.visits.append(self._watch.at_usual_pace(self._several))
+        self._keep(self._watch.at_usual_pace(self._several))
+
+    def _keep(self, taken: float) -> None:
+        self.visits.append(taken)
+        self._spent_s += taken * self._watch.usual
 
     def _several(self) -> float:
-        times = [self._once()]
+        times = [self._settled()]
         while sum(times) < VISIT_S and len(times) < MOST_RUNS:
             times.append(self._once())
         return median(times)
 
+    def _settled(self) -> float:
+        """Other actions have used the memory meanwhile."""
+        return run_settled(self._once, SETTLED_S)
+
     def _once(self) -> float:
-        seconds = self._watch.seconds(self._action)
-        self._spent_s += seconds
-        return seconds
+        self._prepared.before()
+        return self._watch.seconds(self._prepared.action)
 
 
 class Beside(Timed):
     """Another way to do what `usual` does, run between two runs of that: what the machine does meanwhile, it does to both."""
 
-    def __init__(self, action: Action, watch: Watch, usual: Timed) -> None:
+    def __init__(self, action: Action | Prepared, watch: Watch, usual: Timed) -> None:
         super().__init__(action, watch)
         self._usual, self.visits = usual, []
 
@@ -132,15 +152,13 @@ class Beside(Timed):
         return median(self.visits) * self._usual.seconds
 
     def visit(self) -> None:
-        before, own, after = self._usual._once(), self._once(), self._usual._once()
-        self._spent_s += before + after
+        before, own, after = self._usual._settled(), self._settled(), self._usual._settled()
+        self._spent_s += before + own + after
         self.visits.append(2 * own / (before + after))
 
 
 class Costs:
     """Seconds per unit of work by place, as far as the rounds have come."""
-
-    first_run_counts = True  # where it is long, and fetches little beside what it does
 
     def __init__(
         self, read_at: Mapping[Place, Place], timed: Mapping[Place, Timed], work: Callable[..., float]
@@ -161,10 +179,6 @@ class CostsOfTwoWidths(Costs):
     Too long to time is the wider first, where the caches are left too; next to it, where they are not, it costs less.
     """
 
-    first_run_counts = (
-        False  # of a loss: it fetches the memory of all logits, which takes half as long as the loss itself
-    )
-
     def points(self) -> dict[Place, float]:
         each = {place: timed.seconds / self._work(*place) for place, timed in self.timed.items()}
         narrow, wide = sorted({place[1] for place in self._read_at})
@@ -173,12 +187,27 @@ class CostsOfTwoWidths(Costs):
             for (n, width, v), cost in each.items()
             if width == wide and (n, narrow, v) in each
         }
-        found = super().points()
+        found = {place: cost * self._of_tokens(each, place) for place, cost in super().points().items()}
         for n, width, v in found:
             if width == wide and (n, width, v) not in each and added:
                 near = min(added, key=lambda other: _distance(other, (n, v)))
                 found[n, wide, v] = (narrow * found[n, narrow, v] + added[near]) / wide
         return found
+
+    def _of_tokens(self, each: Mapping[Place, float], place: Place) -> float:
+        """What a place costs that was read at another number of tokens, over what it costs there: as at the size most like
+        its own where both were timed."""
+        (tokens, width, size), (read_tokens, read_width, read_size) = place, self._read_at[place]
+        if tokens == read_tokens or (width, size) != (read_width, read_size):
+            return 1.0
+        both = [v for n, w, v in each if (n, w) == (tokens, width) and (read_tokens, width, v) in each]
+        if not both:
+            return 1.0
+        like = max(both)
+        return each[tokens, width, like] / each[read_tokens, width, like]
+
+
+Kind = TypeVar("Kind", bound=Costs)
 
 
 class Rounds:
@@ -188,8 +217,8 @@ class Rounds:
         self._watch = watch
         self._all: list[Timed] = []
 
-    def timed(self, action: Action, usual: Timed | None = None, first_counts: bool = True) -> Timed:
-        found = Timed(action, self._watch, first_counts) if usual is None else Beside(action, self._watch, usual)
+    def timed(self, action: Action | Prepared, usual: Timed | None = None) -> Timed:
+        found = Timed(action, self._watch) if usual is None else Beside(action, self._watch, usual)
         if not found.visits:
             found.visit()
         self._all.append(found)
@@ -205,19 +234,20 @@ class Rounds:
         self,
         places: Iterable[Place],
         work: Callable[..., float],
-        make: Callable[..., Action],
+        make: Callable[..., Action | Prepared],
+        kind: type[Kind] = Costs,  # type: ignore[assignment]
         longest_s: float = LONGEST_S,
-        kind: type[Costs] = Costs,
-    ) -> Costs:
-        """The little work first; what would take too long costs per unit what is next to it."""
+        is_possible: Callable[..., bool] = lambda *place: True,
+    ) -> Kind:
+        """The little work first; what would take too long or is not possible costs per unit what is next to it."""
         found: dict[Place, Place] = {}
         timed: dict[Place, Timed] = {}
         for place in sorted(places, key=lambda place: work(*place)):
             near = min(timed, key=lambda other: _distance(other, place), default=None)
-            if near is not None and timed[near].best / work(*near) * work(*place) > longest_s:
+            if near and not (is_possible(*place) and timed[near].best / work(*near) * work(*place) <= longest_s):
                 found[place] = near
                 continue
-            timed[place] = self.timed(make(*place), first_counts=kind.first_run_counts)
+            timed[place] = self.timed(make(*place))
             if near is None:  # the first of a kind also loads and prepares its kernels, and all others are judged by it
                 timed[place].begin_again()
             found[place] = place

@@ -10,17 +10,20 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 import torch
 
 from gptfit.config.keys import TrainConfig
+from gptfit.device.compiler import find_compile_problem
 from gptfit.device.device import Device, find_device, has_bf16
 from gptfit.plan.calibration import Calibration, micro_seconds, step_parts
 from gptfit.plan.grid import Grid
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
+from gptfit.train.batches import Batch
 from gptfit.train.engine import Engine, build_engine, collection_frozen
 from gptfit.tune.rank import FAIR_CPU_SHARE
 from gptfit.tune.trial import random_batch, run_micro_step, time_micro_steps
@@ -29,55 +32,98 @@ from gptfit.tune.trial import random_batch, run_micro_step, time_micro_steps
 WHOLE = (
     (ModelShape(8, 2, 128, 96, 300), 2),
     (ModelShape(6, 3, 192, 96, 300, arch="modern"), 1),
-    (ModelShape(4, 4, 256, 64, 1200), 1),
     (ModelShape(5, 5, 320, 160, 700), 2),
     (ModelShape(4, 7, 448, 96, 2000, arch="modern"), 2),
     (ModelShape(2, 2, 128, 320, 40000), 1),
-    (ModelShape(4, 8, 512, 128, 400), 1),
     (ModelShape(3, 3, 192, 320, 6000, arch="modern"), 4),
-    (ModelShape(10, 2, 128, 320, 300), 4),
+    (ModelShape(6, 2, 128, 320, 300), 4),
     (ModelShape(2, 12, 768, 96, 300, arch="modern"), 1),
     (ModelShape(3, 6, 384, 160, 12000, arch="modern"), 1),
     (ModelShape(4, 4, 256, 320, 700), 4),
     (ModelShape(2, 10, 640, 160, 20000), 1),
+    (ModelShape(3, 8, 512, 192, 500, arch="modern"), 3),
+    (ModelShape(1, 11, 704, 384, 300), 2),
     (ModelShape(5, 4, 128, 512, 6000, arch="modern"), 4),
 )
-TIMED_S = 0.25
+# Held against themselves compiled, in the format that is trained in, with blocks as the check of compiled models has compiled
+# them: a new size takes the compiler up to 20 seconds.
+_COMPILED = ModelShape(4, 4, 256, 128, 300)
+COMPILED = ((_COMPILED, 8), (replace(_COMPILED, arch="modern"), 8))
+TIMED_S = 0.2
+TURNS, TURN_S = 9, 0.06
 LONGEST_S = 1.2  # a micro-step; a format without units of its own may be a hundred times slower
-FORMAT_S, AGAIN_S = 12.0, 8.0  # of one format, and when they are timed again
-SELDOM = 2  # every second model: of a format that hardly anyone trains in here, and when they are timed again
+FORMAT_S, AGAIN_S = 18.0, 10.0  # of one format, and when they are timed again
+AGAIN_EVERY = 2  # then only every second one: the time is better spent on more rounds of the pieces
 
 # Standard deviations. A model's own time; of the pieces' sum: for all blocks, for blocks of twice the width or twice the
 # tokens, and of the loss beside the blocks: where the models that are quick enough have little of it, what they leave
-# unexplained must not become its cost.
-WHOLE_ERROR, BLOCKS_ERROR, WIDTH_ERROR, TOKENS_ERROR, HEAD_ERROR = 0.04, 0.15, 0.08, 0.05, 0.2
+# unexplained must not become its cost. And of the seconds that every micro-step takes besides. (Tried: a scale of the tables
+# that are looked up; it stayed at one.)
+WHOLE_ERROR, BLOCKS_ERROR, WIDTH_ERROR, TOKENS_ERROR, HEAD_ERROR = 0.04, 0.15, 0.05, 0.03, 0.2
+FIXED_ERROR_S = 5e-4
 MIDDLE_WIDTH, MIDDLE_TOKENS = 256, 512
 STRANGE = 2.0  # standard deviations from which on a model's time counts less: others used the machine meanwhile
 FITS = 5
 MOST_SCALE = 2.0
 
 Timings = dict[str, list[tuple[int, float]]]  # by number format: places in WHOLE, seconds of a micro-step
+# By architecture: tokens times width, and seconds less per token and channel of a block.
+Saved = dict[str, list[tuple[float, float]]]
 
 
-def time_whole_models(config: TrainConfig, is_first: bool, tell: Callable[[str], None]) -> Timings:
+@dataclass(frozen=True)
+class Pass:
+    """Every model once."""
+
+    times: Timings
+    saved: Saved = field(default_factory=dict)  # by compiling
+
+
+def time_whole_models(config: TrainConfig, is_first: bool, compiled: bool, tell: Callable[[str], None]) -> Pass:
     """One after another, nothing else in memory, the least first, until one or all of a format take too long.
 
-    In both formats the first time, then every second of them in the one that is trained in.
+    `compiled`: some of them compiled, too.
     """
     device = find_device(config)
-    found: Timings = {}
+    times: Timings = {}
     most_s = FORMAT_S if is_first else AGAIN_S
-    for dtype in dtypes_of(device) if is_first else (device.dtype,):
+    for dtype in dtypes_of(device):
         tell(f"whole models {dtype}")
-        began, found[dtype] = time.monotonic(), []
-        every = 1 if is_first and dtype == device.dtype else SELDOM
-        for number in sorted(range(0, len(WHOLE), every), key=_work):
+        began, times[dtype] = time.monotonic(), []
+        for number in sorted(range(0, len(WHOLE), 1 if is_first else AGAIN_EVERY), key=_work):
             seconds = _micro_step_seconds(replace(device, dtype=dtype), *WHOLE[number])
-            gc.collect()  # a model is full of cycles, and the next one is to find its memory free
-            found[dtype].append((number, seconds))
+            times[dtype].append((number, seconds))
             if seconds > LONGEST_S or time.monotonic() - began > most_s:
                 break
+    if not compiled or find_compile_problem(device) is not None:
+        return Pass(times)
+    tell(f"compiled models {device.dtype}")
+    return Pass(times, _saved_by_compiling(device))
+
+
+def _saved_by_compiling(device: Device) -> Saved:
+    """In turns with the same model eager: what the machine does meanwhile, it does to both."""
+    found: Saved = {}
+    for shape, rows in COMPILED:
+        engines = [plain_engine(device, shape, "adamw", rows, compiled) for compiled in (False, True)]
+        batch = random_batch(engines[0], shape.vocab_size)
+        engines[1].compile_now(batch, with_backward=True, with_eval=False)
+        with collection_frozen():
+            differences = [_difference(engines, batch, device) for _ in range(TURNS + 1)][1:]
+        channels = rows * shape.block_size * shape.n_embd
+        found.setdefault(shape.arch, []).append((channels, median(differences) / (channels * shape.n_layer)))
+        engines.clear()
+        gc.collect()
     return found
+
+
+def _difference(engines: Sequence[Engine], batch: Batch, device: Device) -> float:
+    """Seconds that a micro-step of the first takes more than one of the second."""
+    each = []
+    for engine in engines:
+        samples, cpu_samples = time_micro_steps(partial(run_micro_step, engine, batch), device, TURN_S)
+        each.append(_seconds(samples, cpu_samples, device))
+    return each[0] - each[1]
 
 
 def dtypes_of(device: Device) -> tuple[str, ...]:
@@ -93,18 +139,25 @@ def _work(number: int) -> float:
 
 
 def _micro_step_seconds(device: Device, shape: ModelShape, rows: int) -> float:
-    """On a CPU shared with other programs its processor time, as of pieces."""
+    gc.collect()  # a model is full of cycles, and this one is to find the memory of the last one free
     engine = plain_engine(device, shape, "adamw", rows)
     batch = random_batch(engine, shape.vocab_size)
     with collection_frozen():
-        run_micro_step(engine, batch)  # a first one loads kernels and fetches memory
+        run_micro_step(engine, batch)  # a first one loads kernels
         samples, cpu_samples = time_micro_steps(lambda: run_micro_step(engine, batch), device, TIMED_S)
+    return _seconds(samples, cpu_samples, device)
+
+
+def _seconds(samples: list[float], cpu_samples: list[float], device: Device) -> float:
+    """On a CPU shared with other programs its processor time, as of pieces."""
     is_shared = device.kind == "cpu" and sum(cpu_samples) < FAIR_CPU_SHARE * sum(samples)
     return median(cpu_samples if is_shared else samples) / 1e3
 
 
-def plain_engine(device: Device, shape: ModelShape, optimizer: str, micro_batch: int = 1) -> Engine:
-    """A model to be timed whole: neither compiled nor in chunks."""
+def plain_engine(
+    device: Device, shape: ModelShape, optimizer: str, micro_batch: int = 1, compiled: bool = False
+) -> Engine:
+    """A model to be timed whole, its loss not in chunks."""
     config = TrainConfig(
         n_layer=shape.n_layer,
         n_head=shape.n_head,
@@ -115,7 +168,7 @@ def plain_engine(device: Device, shape: ModelShape, optimizer: str, micro_batch:
         optimizer=optimizer,
         dtype=device.dtype,
         device=device.kind,
-        compile=False,
+        compile=compiled,
         chunked_loss=False,
     )
     return build_engine(config, shape, device)
@@ -126,14 +179,15 @@ def whole_setting(number: int, dtype: str) -> Setting:
     return Setting(shape, rows, dtype=dtype, compile=False)
 
 
-def settled(found: Calibration, passes: Sequence[Timings]) -> Calibration:
+def settled(found: Calibration, passes: Sequence[Pass]) -> Calibration:
     """With blocks and loss scaled so that whole models take what they took, in every pass."""
-    for dtype in dict.fromkeys(dtype for times in passes for dtype in times):
-        whole = [
-            (whole_setting(number, dtype), seconds) for times in passes for number, seconds in times.get(dtype, ())
-        ]
+    every = [each.times for each in passes]
+    for dtype in dict.fromkeys(dtype for times in every for dtype in times):
+        whole = [(whole_setting(number, dtype), seconds) for times in every for number, seconds in times.get(dtype, ())]
         scales = scales_of(whole, found)
         found = replace(found, grids={name: _scaled(name, grid, dtype, scales) for name, grid in found.grids.items()})
+        if dtype == found.dtype:
+            found = replace(found, micro_step_s=scales.fixed_s)
     return found
 
 
@@ -145,6 +199,7 @@ class Scales:
     per_doubled_width: float = 0.0  # added to it
     per_doubled_tokens: float = 0.0
     head: float = 1.0
+    fixed_s: float = 0.0  # of every micro-step besides
     widths: tuple[float, ...] = (MIDDLE_WIDTH,)  # of the models that told it; beyond them it stays as at their edge
     tokens: tuple[float, ...] = (MIDDLE_TOKENS,)
 
@@ -180,8 +235,9 @@ def scales_of(whole: Sequence[tuple[Setting, float]], found: Calibration) -> Sca
     errors = torch.tensor([WHOLE_ERROR * math.sqrt(times[setting]) for setting, _ in whole]).double()
     rows, missing = map(torch.tensor, zip(*(_equation(*one, found) for one in whole), strict=True))
     rows, missing = rows.double() / errors[:, None], missing.double() / errors
-    blocks, width, tokens, head = 1 / BLOCKS_ERROR, 1 / WIDTH_ERROR, 1 / TOKENS_ERROR, 1 / HEAD_ERROR
-    prior = torch.tensor([[blocks, 0, 0, 0], [0, width, 0, 0], [0, 0, tokens, 0], [-head, 0, 0, head]]).double()
+    deviations = torch.tensor([BLOCKS_ERROR, WIDTH_ERROR, TOKENS_ERROR, HEAD_ERROR, FIXED_ERROR_S]).double()
+    prior = torch.diag(1 / deviations)
+    prior[3, 0] = -prior[3, 3]  # the loss beside the blocks
     weights = torch.ones_like(missing)
     for _ in range(FITS):
         a = torch.cat([rows * weights[:, None], prior])
@@ -190,7 +246,8 @@ def scales_of(whole: Sequence[tuple[Setting, float]], found: Calibration) -> Sca
         left = missing - rows @ torch.tensor(more).double()
         weights = (STRANGE / left.abs().clamp(min=STRANGE)).sqrt()
     widths, lengths = ({float(size(s)) for s, _ in whole} for size in (_width, _tokens))
-    return Scales(1 + more[0], more[1], more[2], 1 + more[3], tuple(sorted(widths)), tuple(sorted(lengths)))
+    each = (1 + more[0], more[1], more[2], 1 + more[3], max(0.0, more[4]))
+    return Scales(*each, tuple(sorted(widths)), tuple(sorted(lengths)))
 
 
 def _width(setting: Setting) -> int:
@@ -202,8 +259,9 @@ def _tokens(setting: Setting) -> int:
 
 
 def _equation(setting: Setting, seconds: float, found: Calibration) -> tuple[list[float], float]:
-    """How much each scale adds to the pieces' sum, and how much is missing, both as shares of what the model took."""
+    """How much each scale, and a fixed second, add to the pieces' sum, and what is missing, as shares of what it took."""
     parts = step_parts(setting, found)
     blocks, attention, head = (parts[name] / seconds for name in ("blocks", "attention", "head and loss"))
     wide, long = math.log2(_width(setting) / MIDDLE_WIDTH), math.log2(_tokens(setting) / MIDDLE_TOKENS)
-    return [blocks + attention, blocks * wide, blocks * long, head], 1 - micro_seconds(setting, found) / seconds
+    shares = [blocks + attention, blocks * wide, blocks * long, head, 1 / seconds]
+    return shares, 1 - micro_seconds(setting, found) / seconds

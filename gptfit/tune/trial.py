@@ -19,6 +19,7 @@ from gptfit.device.compiler import find_compile_problem
 from gptfit.device.device import Device, find_device, has_bf16
 from gptfit.device.nvml import context_bytes, power_note
 from gptfit.device.out_of_memory import is_out_of_memory
+from gptfit.device.settling import run_settled
 from gptfit.errors import GptfitError
 from gptfit.plan.memory import FITTED
 from gptfit.schedule import Knobs
@@ -136,7 +137,7 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
 
 def time_micro_steps(micro_step: Callable[[], None], device: Device, timed_s: float) -> tuple[list[float], list[float]]:
     """Milliseconds per micro-step, one value per burst: elapsed, and processor time of this thread."""
-    first_ms = _ms(micro_step, device)  # the gradients exist from here on
+    first_ms = 1e3 * run_settled(lambda: _ms(micro_step, device) / 1e3, timed_s)  # the gradients exist from here on
     burst = 1 if device.kind == "cpu" else max(1, min(50, round(BURST_SECONDS * 1e3 / first_ms)))
     samples: list[float] = []
     cpu_samples: list[float] = []

@@ -93,7 +93,7 @@ def test_where_the_check_of_compiled_models_finds_no_compiler_nothing_compiled_i
 ) -> None:
     calibrated: list[Machine] = []
 
-    def calibrate(config: TrainConfig, on_stage: object, machine: Machine, command: object) -> None:
+    def calibrate(config: TrainConfig, on_stage: object, machine: Machine, *_: object) -> None:
         calibrated.append(machine)
         raise DeviceError("no")
 

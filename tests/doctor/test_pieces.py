@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 
 from gptfit.config.keys import TrainConfig
+from gptfit.device import settling
 from gptfit.device.device import find_device
-from gptfit.doctor.calibrate import TINY, TINY_BATCH, between, complete
-from gptfit.doctor.rounds import Costs, CostsOfTwoWidths, Rounds, Watch, Yardstick
-from gptfit.plan.calibration import micro_seconds, step_parts
+from gptfit.doctor.calibrate import TINY, TINY_BATCH, between, complete, with_compiled
+from gptfit.doctor.rounds import CostsOfTwoWidths, Prepared, Rounds, Watch, Yardstick
+from gptfit.plan.calibration import Calibration, micro_seconds, step_parts
 from gptfit.plan.grid import grid_of
 from gptfit.plan.setting import Setting
+from gptfit.shape import ModelShape
 from gptfit.tune.trials import Timing
 from tests.plan.test_calibration import made
 
@@ -87,19 +89,33 @@ def test_a_wide_head_too_long_to_time_still_leaves_the_caches() -> None:
     assert all(found[place] == pytest.approx(seconds(*place) / (place[0] * place[1] * place[2])) for place in places)
 
 
-@pytest.mark.parametrize(("kind", "counted"), [(Costs, 0.8), (CostsOfTwoWidths, 0.5)])
-def test_a_first_long_run_counts_but_that_of_a_loss_fetches_its_logits_memory(
-    kind: type[Costs], counted: float
-) -> None:
+def test_runs_that_fetch_memory_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss whose logits found no hole in the heap took five times as long as in training."""
+    clock, fetched = Clock(), [0]
+
+    def make(size: float) -> Callable[[], None]:
+        times = itertools.chain([0.8, 0.6, 0.5], itertools.repeat(0.4))
+
+        def seconds() -> float:
+            taken = next(times)
+            fetched[0] += 10**5 * (taken > 0.4)
+            return taken
+
+        return clock.action(seconds)
+
+    monkeypatch.setattr(settling, "fetched_pages", lambda: fetched[0])
+    found = rounds(clock).costs([(1.0,)], lambda size: size, make)
+    assert found.timed[1.0,].seconds == pytest.approx(0.4)
+
+
+def test_what_comes_before_an_action_is_not_timed() -> None:
+    """An update finds gradients and cold caches, and is not told by what makes them."""
     clock = Clock()
-
-    def make(*place: float) -> Callable[[], None]:
-        times = itertools.chain([0.8], itertools.repeat(0.5))
-        return clock.action(lambda: next(times))
-
-    places = [(1.0, 1.0, 1.0), (1.0, 2.0, 1.0)]
-    costs = rounds(clock).costs(places, lambda *_: 1.0, make, longest_s=9.0, kind=kind)
-    assert costs.timed[1.0, 2.0, 1.0].seconds == pytest.approx(counted)
+    each = rounds(clock)
+    timed = each.timed(Prepared(clock.action(lambda: 0.1, "update"), clock.action(lambda: 5.0, "gradients")))
+    each.go(1)
+    assert timed.seconds == pytest.approx(0.1)
+    assert clock.ran[1:] == ["gradients", "update"] * (len(clock.ran) // 2)
 
 
 def test_a_slow_first_run_does_not_make_all_others_too_long() -> None:
@@ -170,16 +186,39 @@ def timing(micro_ms: float) -> Timing:
     return Timing("cpu", False, False, micro_ms, micro_ms, micro_ms, 9, ms_per_update=1.0, device_gib=0.5)
 
 
-@pytest.mark.parametrize("saved_ms", [0.15, -0.15])
-def test_a_tiny_model_compiled_and_not_tells_what_compiling_changes_of_a_block_however_small(saved_ms: float) -> None:
-    blocks = grid_of({(n, c): 6e-11 for n in (128.0, 1024.0) for c in (128.0, 768.0)})
-    grids = {name: blocks if name.startswith("blocks") else grid for name, grid in made().grids.items()}
-    pieces = replace(made(), grids=grids, micro_step_s=0.0, update_s=0.0)
-    found = complete(pieces, {False: timing(20.0), True: timing(20.0 - saved_ms)})
+def never_compiled() -> Calibration:
+    """Blocks timed where the models below are."""
+    blocks = grid_of({(n, c): 6e-11 for n in (128.0, 1024.0) for c in (256.0, 768.0)})
+    names = (name for name in made().grids if not name.endswith("compiled"))
+    return replace(made(), grids={n: blocks if n.startswith("blocks") else made().grids[n] for n in names})
+
+
+@pytest.mark.parametrize("saved_s", [2e-9, -2e-9])
+def test_what_compiling_saves_goes_with_tokens_and_width_in_every_format(saved_s: float) -> None:
+    found = with_compiled(never_compiled(), {"gpt2": [(262_144, saved_s)], "modern": [(262_144, saved_s + 1e-9)]})
+    for arch, saved in (("gpt2", saved_s), ("modern", saved_s + 1e-9)):
+        for dtype in ("float32", "bfloat16"):
+            setting = Setting(ModelShape(5, 4, 256, 128, 300, arch=arch), 8, dtype=dtype, compile=False)
+            before, after = (micro_seconds(way, found) for way in (setting, replace(setting, compile=True)))
+            assert before - after == pytest.approx(saved * 5 * 1024 * 256, rel=1e-6)
+
+
+def test_an_architecture_that_was_not_compiled_saves_what_the_other_saved() -> None:
+    found = with_compiled(never_compiled(), {"gpt2": [(262_144, 2e-9)]})
+    setting = Setting(ModelShape(5, 4, 256, 128, 300, arch="modern"), 8, dtype="float32", compile=False)
+    saved = micro_seconds(setting, found) - micro_seconds(replace(setting, compile=True), found)
+    assert saved == pytest.approx(2e-9 * 5 * 1024 * 256, rel=1e-6)
+
+
+def test_compiling_cannot_make_a_block_cost_nothing() -> None:
+    found = with_compiled(made(), {"gpt2": [(262_144, 1.0)]})
+    eager, compiled = (found.grids[f"blocks gpt2 float32 {how}"].values for how in ("eager", "compiled"))
+    assert [b / a for a, b in zip(eager, compiled, strict=True)] == pytest.approx([0.2] * len(eager))
+
+
+def test_tiny_trials_tell_the_memory_of_a_process_and_what_an_update_takes_besides() -> None:
+    found = complete(made(), {False: timing(20.0), True: timing(19.0)}, {})
+    assert found.context_bytes == {"eager": 0.5 * 1024**3, "compiled": 0.5 * 1024**3}
     tiny = Setting(TINY, TINY_BATCH, dtype="float32", compile=False)
-    assert micro_seconds(tiny, found) == pytest.approx(0.020)
-    assert micro_seconds(replace(tiny, compile=True), found) == pytest.approx(0.020 - saved_ms / 1e3)
-    noise = complete(pieces, {False: timing(20.0), True: timing(60.0)})
-    block_s = step_parts(tiny, found)["blocks"]
-    assert step_parts(replace(tiny, compile=True), noise)["blocks"] == pytest.approx(1.25 * block_s), "not believed"
-    assert found.context_bytes["compiled"] == 0.5 * 1024**3
+    parts = step_parts(tiny, found)
+    assert parts["update"] + parts["host"] == pytest.approx(max(1e-3, parts["update"]))

@@ -6,19 +6,22 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 
 from gptfit.config.keys import TrainConfig
+from gptfit.device.device import Device
 from gptfit.doctor import whole_models
-from gptfit.doctor.calibrate import COMPILED_AT, OTHER_ARCH
+from gptfit.doctor.calibrate import OTHER_ARCH
 from gptfit.doctor.pieces import TOKENS, WIDTHS, few
 from gptfit.doctor.whole_models import (
-    SELDOM,
+    COMPILED,
     WHOLE,
+    Pass,
     Scales,
-    Timings,
+    plain_engine,
     scales_of,
     settled,
     time_whole_models,
@@ -28,6 +31,7 @@ from gptfit.plan.calibration import Calibration, micro_seconds, step_parts
 from gptfit.plan.grid import Grid
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
+from gptfit.train.engine import Engine
 from tests.plan.test_calibration import made
 
 # In sizes that no whole model has.
@@ -53,8 +57,8 @@ def narrow_blocks_are_quicker(setting: Setting, found: Calibration) -> float:
     return micro_seconds(setting, found) + more * parts["blocks"] - 0.2 * parts["head and loss"]
 
 
-def timed(truth: Truth, found: Calibration) -> Timings:
-    return {"float32": [(n, truth(whole_setting(n, "float32"), found)) for n in range(len(WHOLE))]}
+def timed(truth: Truth, found: Calibration) -> Pass:
+    return Pass({"float32": [(n, truth(whole_setting(n, "float32"), found)) for n in range(len(WHOLE))]})
 
 
 def test_whole_models_correct_what_their_pieces_add_up_to_at_sizes_none_of_them_has() -> None:
@@ -71,9 +75,9 @@ def test_whole_models_correct_what_their_pieces_add_up_to_at_sizes_none_of_them_
 def test_one_model_that_was_timed_beside_a_busy_neighbour_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
     found = device()
     good, disturbed = timed(narrow_blocks_are_quicker, found), timed(narrow_blocks_are_quicker, found)
-    disturbed["float32"][8] = (8, 4 * disturbed["float32"][8][1])
+    disturbed.times["float32"][4] = (4, 2 * disturbed.times["float32"][4][1])
 
-    def moved(passes: list[Timings]) -> float:
+    def moved(passes: list[Pass]) -> float:
         fits = settled(found, [good, good]), settled(found, passes)
         return max(abs(micro_seconds(s, fits[1]) / micro_seconds(s, fits[0]) - 1) for s in UNSEEN)
 
@@ -95,7 +99,7 @@ def test_models_with_little_loss_say_of_it_what_they_say_of_blocks() -> None:
 def test_whole_models_cannot_turn_a_cost_into_nothing_or_more_than_twice_of_it(times: float, bound: float) -> None:
     found = device()
     whole = [(n, times * micro_seconds(whole_setting(n, "float32"), found)) for n in range(len(WHOLE))]
-    better = settled(found, [{"float32": whole}] * 9)
+    better = settled(found, [Pass({"float32": whole})] * 9)
     for name in ("blocks gpt2 float32 eager", "head float32 whole"):
         assert better.grids[name].values[0] / found.grids[name].values[0] == pytest.approx(bound, rel=0.2)
 
@@ -110,22 +114,63 @@ def flops(number: int) -> float:
     return rows * shape.block_size * shape.flops_per_token
 
 
+def test_models_tell_what_every_micro_step_takes_whatever_its_size() -> None:
+    """A tenth of a small one and little of a large one."""
+    found = replace(device(), micro_step_s=0.0)
+
+    def truth(setting: Setting, found: Calibration) -> float:
+        return micro_seconds(setting, found) + 5e-3
+
+    better = settled(found, [timed(truth, found)] * 2)
+    assert 2e-4 < better.micro_step_s < 6e-3
+    for setting in UNSEEN:
+        assert micro_seconds(setting, better) == pytest.approx(truth(setting, found), rel=0.03)
+    assert settled(found, [timed(micro_seconds, found)]).micro_step_s == pytest.approx(0, abs=1e-5)
+
+
 def test_models_are_timed_from_the_least_on_until_one_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_models, "LONGEST_S", 0.0)
     config = TrainConfig(device="cpu", dtype="float32")
-    found: Timings = json.loads(
-        json.dumps(time_whole_models(config, True, lambda stage: None))
-    )  # as it comes from a process
-    least = {"float32": min(range(len(WHOLE)), key=flops), "bfloat16": min(range(0, len(WHOLE), SELDOM), key=flops)}
-    assert {dtype: [number for number, _ in times] for dtype, times in found.items()} == {
-        dtype: [number] for dtype, number in least.items()
+    told = asdict(time_whole_models(config, True, False, lambda stage: None))
+    found = Pass(**json.loads(json.dumps(told)))  # as it comes from a process
+    least = min(range(len(WHOLE)), key=flops)
+    assert {dtype: [number for number, _ in times] for dtype, times in found.times.items()} == {
+        dtype: [least] for dtype in ("float32", "bfloat16")
     }
-    assert all(seconds > 0 for times in found.values() for _, seconds in times)
+    assert all(seconds > 0 for times in found.times.values() for _, seconds in times)
+    assert found.saved == {}
     assert settled(device(), [found, found]).grids.keys() == device().grids.keys()
 
 
+def test_compiled_models_are_held_against_the_same_ones_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turns: the machine is slower with every turn, which must not become what compiling saves."""
+    monkeypatch.setattr(whole_models, "WHOLE", ())
+    monkeypatch.setattr(whole_models, "find_compile_problem", lambda device: None)
+
+    def engine(device: Device, shape: ModelShape, optimizer: str, rows: int, compiled: bool) -> Engine:
+        made = plain_engine(device, replace(shape, n_layer=1), optimizer, rows)
+        made.compiled = compiled
+        return made
+
+    monkeypatch.setattr(whole_models, "plain_engine", engine)
+    monkeypatch.setattr(Engine, "compile_now", lambda *_, **__: None)
+    turns = itertools.count()
+
+    def run(micro_step: partial[None], device: object, timed_s: float) -> tuple[list[float], list[float]]:
+        (engine, *_), turn = micro_step.args, next(turns) // 2
+        ms = (10.0 + turn) * (0.9 if engine.compiled else 1.0)
+        return [ms], [ms]
+
+    monkeypatch.setattr(whole_models, "time_micro_steps", run)
+    saved = time_whole_models(TrainConfig(device="cpu", dtype="float32"), True, True, lambda stage: None).saved
+    assert {arch: [at for at, _ in each] for arch, each in saved.items()} == {"gpt2": [2**18], "modern": [2**18]}
+    assert len(COMPILED) == 2
+    turns_of_each = whole_models.TURNS + 1
+    middle_ms = 10.0 + turns_of_each / 2
+    assert saved["gpt2"][0][1] == pytest.approx(0.1 * middle_ms / 1e3 / (2**18 * COMPILED[0][0].n_layer))
+
+
 def test_the_places_where_other_ways_are_timed_are_timed() -> None:
-    """What compiling and another architecture add was read off one tiny block where the middle width was not."""
-    assert {*COMPILED_AT} <= {*OTHER_ARCH}
+    """What another architecture adds was read off one tiny block where the middle width was not."""
     assert set(OTHER_ARCH) <= set(itertools.product(TOKENS, WIDTHS))
     assert len(set(OTHER_ARCH) & set(itertools.product(few(TOKENS), few(WIDTHS)))) >= 3
