@@ -279,7 +279,7 @@ def test_the_whole_of_it_on_this_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_every_piece_is_timed_and_positive() -> None:
     told: list[str] = []
-    found = measure_pieces(CPU, False, told.append)
+    found = measure_pieces(CPU, False, 0.0, told.append)
     setting = card.Setting(ModelShape(2, 2, 128, 64, 256), 1, dtype="float32", compile=False)
     assert replace(found, context_bytes={"eager": 1.0}).knows(setting), "all but what a process of its own tells"
     assert all(value > 0 for grid in found.grids.values() for value in grid.values)
