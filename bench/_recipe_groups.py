@@ -172,7 +172,8 @@ def run_groups(runner: Runner, kept: Kept, seeds: int, jobs: int, steps: int = S
 
     def planned_shorter(seed: int) -> Curve:
         setup, length = shorter(steps), shorter(steps).our_steps
-        changes = {"max_iters": length, "eval_interval": length, "compile": False, "log_interval": 1}
+        is_long = steps == SETUP.steps  # enough for what compiling takes
+        changes = {"max_iters": length, "eval_interval": length, "compile": is_long, "log_interval": 1}
         make = partial(sharing.gptfit_curve, setup.ours, seed, **changes | FIRST_EDITION | recipe_keys(setup))
         return kept.get(shorter_name(steps, seed), make)
 

@@ -189,7 +189,7 @@ class CostsOfTwoWidths(Costs):
         }
         found = {place: cost * self._of_tokens(each, place) for place, cost in super().points().items()}
         for n, width, v in found:
-            if width == wide and (n, width, v) not in each and added:
+            if width == wide and (n, width, v) not in each and (n, narrow, v) in each and added:
                 near = min(added, key=lambda other: _distance(other, (n, v)))
                 found[n, wide, v] = (narrow * found[n, narrow, v] + added[near]) / wide
         return found

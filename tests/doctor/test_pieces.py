@@ -89,6 +89,25 @@ def test_a_wide_head_too_long_to_time_still_leaves_the_caches() -> None:
     assert all(found[place] == pytest.approx(seconds(*place) / (place[0] * place[1] * place[2])) for place in places)
 
 
+def test_a_large_vocabulary_of_many_tokens_costs_less_per_logit_as_a_small_one_does() -> None:
+    """The head's own gradient is shared by all tokens of a micro-step."""
+    clock = Clock()
+
+    def seconds(n: float, c: float, v: float) -> float:
+        return 1e-6 * c * v * (n + 256)
+
+    def make(*place: float) -> Callable[[], None]:
+        return clock.action(lambda: seconds(*place))
+
+    places = list(itertools.product((128.0, 2048.0), (128.0, 384.0), (250.0, 4000.0)))
+    costs = rounds(clock).costs(
+        places, lambda n, c, v: n * c * v, make, CostsOfTwoWidths, 1e9, lambda n, c, v: n * v <= 10**6
+    )
+    assert (2048.0, 128.0, 4000.0) not in costs.timed
+    found = costs.points()
+    assert all(found[place] == pytest.approx(seconds(*place) / (place[0] * place[1] * place[2])) for place in places)
+
+
 def test_runs_that_fetch_memory_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss whose logits found no hole in the heap took five times as long as in training."""
     clock, fetched = Clock(), [0]
