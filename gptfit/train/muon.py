@@ -164,7 +164,10 @@ class Muon(Optimizer):
             if group["is_normalized"]:
                 update = even_rows(update, self.state[p]["row_squares"], group["betas"][1], total_norm)
             decay = group["lr"] * group["weight_decay"] * group["decay_share"]
-            p.mul_(1 - decay * (p * update > 0) if group["is_cautious"] else 1 - decay)
+            if group["is_cautious"]:
+                p.addcmul_(p, p * update > 0, value=-decay)
+            else:
+                p.mul_(1 - decay)
             p.add_(update, alpha=-group["lr"] * scale)
 
     def _orthogonal(self, gradients: Tensor, parts: int, n_rows: int) -> Tensor:
@@ -207,12 +210,12 @@ def even_rows(
     update: Tensor, squares: Tensor, beta: float, total_norm: Callable[[Tensor], Tensor] = Tensor.norm
 ) -> Tensor:
     """Each row divided by its own size over time, the whole as large as before (Li et al. 2025, "NorMuon")."""
-    row_squares = update.square().mean(dim=1, keepdim=True)
-    squares.lerp_(row_squares, 1 - beta)
-    # An average that began at zero is too small at first by the same factor in every row, which the norm takes back.
-    evened: Tensor = update * squares.clamp_min(EPSILON).rsqrt()
-    scale: Tensor = total_norm(update) / total_norm(evened).clamp_min(EPSILON)
-    return evened * scale
+    sizes: Tensor = torch.linalg.vector_norm(update, dim=1, keepdim=True)
+    squares.lerp_(sizes.square() / update.shape[1], 1 - beta)
+    shares = squares.clamp_min(EPSILON).rsqrt()
+    # An average that began at zero is too small at first by the same factor in every row, which the norms take back.
+    scale: Tensor = total_norm(sizes) / total_norm(sizes * shares).clamp_min(EPSILON)
+    return update * (shares * scale)
 
 
 def orthogonalize_parts(matrices: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
@@ -232,8 +235,8 @@ def update_scale(rows: int, columns: int) -> float:
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """(K, m, n) -> the same singular vectors with all singular values near 1, found in `dtype`."""
     if matrices.shape[-2] > matrices.shape[-1]:
-        return orthogonalize(matrices.mT, dtype).mT
-    x: Tensor = matrices.to(dtype)
+        return orthogonalize(matrices.mT, dtype).mT.contiguous()  # weights, gradients and the rest of the update are
+    x: Tensor = matrices.to(dtype, memory_format=torch.contiguous_format)
     gram: Tensor = x @ x.mT
     # The largest singular value is at most the root of the Gram matrix's norm: a bound up to m^(1/4) times closer
     # than the norm of x itself, which is worth two more rounds and costs nothing.
