@@ -167,15 +167,19 @@ def run_groups(runner: Runner, kept: Kept, seeds: int, jobs: int, steps: int = S
     def curve(keys: dict[str, Any], seed: int) -> Curve:
         changes = {"max_iters": steps, "eval_interval": steps // EVALUATIONS, "compile": True, "log_interval": 1}
         changes |= {"decay_fraction": DECAY_FRACTION}  # the first edition's, whatever the length
-        make = partial(sharing.gptfit_curve, replace(SETUP, steps=steps), seed, **changes | FIRST_EDITION | keys)
-        return kept.get(run_name(keys, seed, steps), make)
+        run = run_name(keys, seed, steps)
+        how = changes | FIRST_EDITION | keys
+        return kept.get(
+            run, lambda: sharing.gptfit_curve(replace(SETUP, steps=steps), seed, place=runner.place_of(run), **how)
+        )
 
     def planned_shorter(seed: int) -> Curve:
         setup, length = shorter(steps), shorter(steps).our_steps
         is_long = steps == SETUP.steps  # enough for what compiling takes
         changes = {"max_iters": length, "eval_interval": length, "compile": is_long, "log_interval": 1}
-        make = partial(sharing.gptfit_curve, setup.ours, seed, **changes | FIRST_EDITION | recipe_keys(setup))
-        return kept.get(shorter_name(steps, seed), make)
+        run = shorter_name(steps, seed)
+        how = changes | FIRST_EDITION | recipe_keys(setup)
+        return kept.get(run, lambda: sharing.gptfit_curve(setup.ours, seed, place=runner.place_of(run), **how))
 
     with ThreadPoolExecutor(jobs) as pool:
         finals = [curve.final for curve in pool.map(planned_shorter, range(1, seeds + 1))]

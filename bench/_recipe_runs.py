@@ -248,15 +248,21 @@ class Runner:
         other_seconds = seconds - sum(ms for _, ms in times) / 1000
         return Curve(points, statistics.median(clean), f"{dtype}, as printed", other_seconds)
 
-    def gptfit_curve(self, setup: Setup, seed: int, **changes: Any) -> Curve:
-        """`gptfit train` with the setup's model and batch; `changes` are more keys."""
-        place = self._new_folder("gptfit")
+    def gptfit_curve(self, setup: Setup, seed: int, *, place: Path | None = None, **changes: Any) -> Curve:
+        """`gptfit train` with the setup's model and batch; `changes` are more keys.
+
+        In a `place` where it was stopped before, it goes on from its last checkpoint.
+        """
+        place = place or self._new_folder("gptfit")
+        out = place / "out"
         recipe = changes.pop("recipe", "modern")
-        keys = setup.keys | {"dataset": str(self.data), "out_dir": str(place / "out"), "seed": seed} | changes
+        keys = setup.keys | {"dataset": str(self.data), "out_dir": str(out), "seed": seed} | changes
+        if goes_on := (out / "ckpt.pt").exists():
+            keys |= {"init_from": "resume"}
         options = [f"--{key}={value}" for key, value in keys.items()]
         words = [sys.executable, "-m", "gptfit", "train", "--recipe", recipe, *options]
         _, seconds = self._run(words, place, {"PYTHONPATH": str(REPO)})
-        log = read_run(place / "out" / "run.jsonl")
+        log = read_run(out / "run.jsonl")
         if not log.end or log.end.reason != "max_iters":
             raise SystemExit(f"{' '.join(words)}\nwas stopped")
         points = tuple(
@@ -264,7 +270,7 @@ class Runner:
         )
         times = [step.ms for step in log.steps]
         other_seconds = seconds - (sum(times) + sum(e.ms or 0.0 for e in log.evals)) / 1000
-        return Curve(points, statistics.median(times), log.header.device.dtype, other_seconds)
+        return Curve(points, statistics.median(times), log.header.device.dtype, None if goes_on else other_seconds)
 
     def measured_loss(self, setup: Setup, checkpoint: Path) -> float:
         """Of nanoGPT's checkpoint, as every run of ours evaluates: its windows, the number format of this CPU."""
@@ -274,6 +280,12 @@ class Runner:
         words = [sys.executable, "-m", "gptfit", "train", *options, "--eval_only=True", "--compile=False"]
         self._run(words, place, {"PYTHONPATH": str(REPO)})
         return float(read_run(place / "out" / "run.jsonl").evals[-1].val_loss)
+
+    def place_of(self, run: str) -> Path:
+        """Where a long run of this name is made, so that the next start of the bench finds what it left."""
+        place = self.folder / f"run-{fingerprint({'run': run})}"
+        place.mkdir(exist_ok=True)
+        return place
 
     def _new_folder(self, program: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"{program}-", dir=self.folder))
