@@ -133,7 +133,7 @@ def muon(device: Device) -> Verdict:
     low, high = [], []
     for rows, columns in ((128, 128), (512, 128), (128, 512)):
         matrices = torch.randn(3, rows, columns, generator=torch.Generator().manual_seed(0)).to(device.torch_device)
-        values = torch.linalg.svdvals(orthogonalize(matrices, dtype).float().cpu())
+        values = torch.linalg.svdvals(orthogonalize(matrices.to(dtype)).float().cpu())
         low.append(float(values.min()))
         high.append(float(values.max()))
     # A square random matrix has singular values down to zero, which no few rounds lift.

@@ -25,6 +25,10 @@ BACKOUT_SCALE = 0.2  # nanochat's, at first
 VALUE_SCALE = 0.5  # of the normalised embedding in every layer's values, at first
 
 Tables = tuple[Tensor, Tensor] | None
+Mix = (
+    tuple[Tensor, Tensor, Tensor] | None
+)  # the embedding, how much of the stream stays, how much of the embedding joins it
+Values = tuple[Tensor | None, Tensor | None, Tensor | None]  # added as they are; added through gates; their openings
 
 
 class Modern(LanguageModel):
@@ -89,23 +93,22 @@ class Modern(LanguageModel):
         if shape.positions == "rotary":
             tables = rotary_tables(start, idx.shape[1], shape.n_embd // shape.n_head, idx.device)
         embedded = middle = x
+        scales = list(zip(self.residual_scales, self.embedding_scales, strict=True)) if shape.layer_scalars else None
         for i, block in enumerate(cast(nn.ModuleList, self.transformer["h"])):
-            if shape.layer_scalars:
-                x = self.residual_scales[i] * x + self.embedding_scales[i] * embedded
-            values = self._values(i, idx, x, embedded)
-            x = self.run_block(block, x, values, tables, cache.layers[i] if cache else None)
+            mix = (embedded, *scales[i]) if scales else None
+            values = self._values(i, idx, x, mix, embedded)
+            x = self.run_block(block, x, mix, values, tables, cache.layers[i] if cache else None)
             middle = x if i + 1 == shape.n_layer // 2 else middle
         if shape.backout:
-            x = x - self.backout * middle
+            x = torch.addcmul(x, self.backout, middle, value=-1)
         return self.transformer["ln_f"](x)  # type: ignore[no-any-return]
 
-    def _values(self, layer: int, idx: Tensor, x: Tensor, embedded: Tensor) -> Tensor | None:
+    def _values(self, layer: int, idx: Tensor, x: Tensor, mix: Mix, embedded: Tensor) -> Values:
         """What is added to the attention values of a layer from the embeddings of the tokens."""
-        values = self.value_scales[layer] * embedded if self.shape.value_residual else None
-        if layer in self.shape.value_layers:
-            own: Tensor = self.values[str(layer)](idx, x, embedded)
-            values = own if values is None else values + own
-        return values
+        plain = self.value_scales[layer] * embedded if self.shape.value_residual else None
+        if layer not in self.shape.value_layers:
+            return plain, None, None
+        return plain, *self.values[str(layer)](idx, x, mix, embedded)
 
     def _embed(self, idx: Tensor, start: int, cache: KVCache | None) -> Tensor:
         """(B, T, C): the token's embedding, its place if that is learned, and a share of the token before it."""
@@ -146,19 +149,25 @@ class Modern(LanguageModel):
 
 
 class ValueEmbedding(nn.Module):
-    """What a layer's values get from the token itself, each head's share opened by a gate on the stream."""
+    """What a layer's values get from the token itself, each head's share opened by a gate on the stream.
+
+    The block adds it, as compiled code does there in one pass over the stream what would be ten here: this has only what
+    needs the weights. The gates see few channels; that the stream is normalised is made up for afterwards.
+    """
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         c, is_table = shape.n_embd, shape.value_embeddings == "tables"
         self.source = Table(shape.vocab_size, c) if is_table else nn.Linear(c, c, bias=False)
         self.gate = nn.Linear(shape.gate_channels, shape.n_head, bias=False)
-        self.is_table, self.n_head = is_table, shape.n_head
+        self.is_table = is_table
 
-    def forward(self, idx: Tensor, x: Tensor, embedded: Tensor) -> Tensor:
-        gates = 2 * torch.sigmoid(self.gate(rms_norm(x)[..., : self.gate.in_features]))
+    def forward(self, idx: Tensor, x: Tensor, mix: Mix, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, C) values and (B, T, heads) openings of their gates, for a stream of unit size."""
         own: Tensor = self.source(idx if self.is_table else embedded)
-        return (gates.unsqueeze(3) * own.view(*gates.shape, -1)).flatten(2)
+        n = self.gate.in_features
+        seen = x[..., :n] if mix is None else mixed(x[..., :n], (mix[0][..., :n], *mix[1:]))
+        return own, self.gate(seen)
 
 
 class ModernBlock(nn.Module):
@@ -171,9 +180,28 @@ class ModernBlock(nn.Module):
         self.ln_2 = make_norm(shape)
         self.mlp = ModernMLP(shape, dropout)
 
-    def forward(self, x: Tensor, values: Tensor | None, tables: Tables, past: LayerCache | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), values, tables, past)
+    def forward(self, x: Tensor, mix: Mix, values: Values, tables: Tables, past: LayerCache | None = None) -> Tensor:
+        x = mixed(x, mix)
+        x = x + self.attn(self.ln_1(x), added_values(x, values), tables, past)
         return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
+
+
+def mixed(x: Tensor, mix: Mix) -> Tensor:
+    """The stream and the embedding it began with, each scaled."""
+    if mix is None:
+        return x
+    embedded, own_scale, embedding_scale = mix
+    return own_scale * x + embedding_scale * embedded
+
+
+def added_values(x: Tensor, values: Values) -> Tensor | None:
+    plain, own, openings = values
+    if own is None or openings is None:
+        return plain
+    squares = x.float().square().mean(dim=2, keepdim=True) + torch.finfo(x.dtype).eps  # rms_norm's
+    gates = 2 * torch.sigmoid(openings * squares.rsqrt())
+    gated = (gates.unsqueeze(3) * own.view(*gates.shape, -1)).flatten(2).to(own.dtype)
+    return gated if plain is None else plain + gated
 
 
 class Attention(nn.Module):

@@ -37,7 +37,7 @@ class Heap:
     logits_16_bit: float = 4.9  # of float32 logits
     head_16_bit: float = 1.3
     chunk: float = 1.4
-    muon: float = 2.7  # Muon gathers the largest group of equal matrices, a third of them, and needs it eight times
+    muon: float = 2.7  # copies of the blocks' weights, in the format that Muon's momentum is made orthogonal in
 
 
 HEAP = Heap()
@@ -289,7 +289,8 @@ def memory_parts(setting: Setting, calibration: Calibration) -> dict[str, float]
     shape = setting.shape
     casts = 0.0 if setting.dtype == "float32" else 2.0 * (block_weights(shape) + shape.vocab_size * shape.n_embd)
     activations, logits = _activations_in_heap(setting, calibration), _loss_in_heap(setting)
-    in_update = HEAP.muon * 4.0 * block_weights(shape) if setting.optimizer == "muon" else 0.0
+    muon_bytes = 2 if "bfloat16" == setting.dtype == calibration.dtype else 4  # the device has units for it
+    in_update = HEAP.muon * muon_bytes * block_weights(shape) if setting.optimizer == "muon" else 0.0
     return {
         "weights": 4.0 * shape.n_weights + casts,
         "gradients": 4.0 * shape.n_weights,

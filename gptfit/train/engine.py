@@ -240,8 +240,7 @@ class Engine:
         if share is not None:
             _take_mean_of_counted(parameters, share)
         try:
-            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-            norm = self.parallel.total_norm(norm)
+            norm = self.parallel.total_norm(self._total_norm([p.grad for p in parameters if p.grad is not None]))
             mean_loss = self.processes.average(loss_sum / micro_steps)
             mean_loss = mean_loss if share is None else mean_loss / share
             loss, grad_norm = torch.stack([mean_loss.float(), norm.float().to(mean_loss.device)]).tolist()
@@ -260,6 +259,12 @@ class Engine:
             self.scaler.update()
         self.parallel.forget_gradients(self.optimizer)
         return Update(loss, grad_norm, applied, share is not None and not float(share))
+
+    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
+        """A CPU reads a table of hundreds of MB a third faster row by row; a card would only wait for more launches."""
+        if self.device.kind == "cpu":
+            gradients = [torch.linalg.vector_norm(g, dim=1) if g.dim() == 2 else g for g in gradients]
+        return nn.utils.get_total_norm(gradients)
 
     def _settle(self, knobs: Knobs) -> None:
         if self.ahead:

@@ -27,9 +27,11 @@ from gptfit.train.parts import Part, whole_shape
 ROUNDS = ((8.0934, -23.6205, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 SAFETY = 1.02  # rounding must not lift a singular value above 1, where the first quintic explodes
 EPSILON = 1e-30  # of a squared norm: a zero gradient stays zero instead of becoming NaN
+LONG = 1.5  # times as many columns as rows, or rows as columns
 ADAM_EPSILON = 1e-10  # modded-nanogpt: at 1e-8 the rows of rarely seen tokens hardly move
 
 Group = dict[str, Any]
+Quintic = tuple[float, float, float]
 
 
 def make_muon(
@@ -148,38 +150,40 @@ class Muon(Optimizer):
         for group, members in self._parts_of_step():
             if "parts" in group:
                 members = members[: -(-len(members) // self._processes.count)]  # this process's part of them
-                zeros = members[0].new_zeros(len(members), *whole_shape(members[0]))
-                orthogonalize_parts(zeros, group["parts"], self._dtype)
+                zeros = members[0].new_zeros(len(members), *whole_shape(members[0]), dtype=self._dtype)
+                orthogonalize_parts(zeros, group["parts"])
         self._is_rehearsed = True
 
     def _step_matrices(self, group: Group, members: list[Tensor]) -> None:
-        gradients = members[0].new_empty(len(members), *members[0].shape)
+        gradients = members[0].new_empty(len(members), *members[0].shape, dtype=self._dtype)
         for p, slot in zip(members, gradients, strict=True):
             self._average_gradient(p, group["momentum"], slot)
         n_rows, n_columns = whole_shape(members[0])
         updates = self._orthogonal(gradients, group["parts"], n_rows)
-        scale = update_scale(n_rows // group["parts"], n_columns)
+        rate = group["lr"] * update_scale(n_rows // group["parts"], n_columns)
+        decay = group["lr"] * group["weight_decay"] * group["decay_share"]
         total_norm = norm_of_rows if self._is_divided else Tensor.norm
-        for p, update in zip(members, updates, strict=True):
-            if group["is_normalized"]:
-                update = even_rows(update, self.state[p]["row_squares"], group["betas"][1], total_norm)
-            decay = group["lr"] * group["weight_decay"] * group["decay_share"]
+        for p, update in zip(members, (each.to(members[0].dtype) for each in updates), strict=True):
             if group["is_cautious"]:
-                p.addcmul_(p, p * update > 0, value=-decay)
+                p.addcmul_(p, (p * update).gt_(0), value=-decay)
             else:
                 p.mul_(1 - decay)
-            p.add_(update, alpha=-group["lr"] * scale)
+            if group["is_normalized"]:
+                factors = row_factors(update, self.state[p]["row_squares"], group["betas"][1], total_norm)
+                p.addcmul_(update, factors, value=-rate)
+            else:
+                p.add_(update, alpha=-rate)
 
     def _orthogonal(self, gradients: Tensor, parts: int, n_rows: int) -> Tensor:
-        make = partial(orthogonalize_parts, parts=parts, dtype=self._dtype)
+        make = partial(orthogonalize_parts, parts=parts)
         if self._processes.is_alone:
             return make(gradients)
         if self._is_divided:
-            return of_rows(gradients, n_rows, make, self._processes, self._dtype)
-        return of_copies(gradients, make, self._processes, self._dtype)
+            return of_rows(gradients, n_rows, make, self._processes)
+        return of_copies(gradients, make, self._processes)
 
     def _average_gradient(self, parameter: Tensor, momentum: float, out: Tensor) -> None:
-        """The averaged gradient, one step ahead (Nesterov)."""
+        """The averaged gradient, one step ahead (Nesterov), in the format of `out`."""
         gradient = parameter.grad
         assert gradient is not None
         average: Tensor = self.state[parameter]["momentum_buffer"].lerp_(gradient, 1 - momentum)
@@ -206,22 +210,21 @@ class Muon(Optimizer):
         )
 
 
-def even_rows(
+def row_factors(
     update: Tensor, squares: Tensor, beta: float, total_norm: Callable[[Tensor], Tensor] = Tensor.norm
 ) -> Tensor:
-    """Each row divided by its own size over time, the whole as large as before (Li et al. 2025, "NorMuon")."""
+    """(rows, 1): what divides each row by its own size over time and keeps the whole's (Li et al. 2025, "NorMuon")."""
     sizes: Tensor = torch.linalg.vector_norm(update, dim=1, keepdim=True)
     squares.lerp_(sizes.square() / update.shape[1], 1 - beta)
     shares = squares.clamp_min(EPSILON).rsqrt()
     # An average that began at zero is too small at first by the same factor in every row, which the norms take back.
-    scale: Tensor = total_norm(sizes) / total_norm(sizes * shares).clamp_min(EPSILON)
-    return update * (shares * scale)
+    return shares * (total_norm(sizes) / total_norm(sizes * shares).clamp_min(EPSILON))
 
 
-def orthogonalize_parts(matrices: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
+def orthogonalize_parts(matrices: Tensor, parts: int) -> Tensor:
     """Each of the `parts` blocks of rows of every matrix by itself."""
     _, rows, columns = matrices.shape
-    return orthogonalize(matrices.view(-1, rows // parts, columns), dtype).reshape(matrices.shape)
+    return orthogonalize(matrices.view(-1, rows // parts, columns)).reshape(matrices.shape)
 
 
 def update_scale(rows: int, columns: int) -> float:
@@ -232,29 +235,38 @@ def update_scale(rows: int, columns: int) -> float:
     return math.sqrt(max(1.0, rows / columns))
 
 
-def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(K, m, n) -> the same singular vectors with all singular values near 1, found in `dtype`."""
-    if matrices.shape[-2] > matrices.shape[-1]:
-        return orthogonalize(matrices.mT, dtype).mT.contiguous()  # weights, gradients and the rest of the update are
-    x: Tensor = matrices.to(dtype, memory_format=torch.contiguous_format)
-    gram: Tensor = x @ x.mT
-    # The largest singular value is at most the root of the Gram matrix's norm: a bound up to m^(1/4) times closer
-    # than the norm of x itself, which is worth two more rounds and costs nothing.
-    bound: Tensor = gram.norm(dim=(-2, -1), keepdim=True) * SAFETY + EPSILON
-    gram, shrink = gram / bound, bound.rsqrt()
-    if dtype == torch.float32 and x.shape[-1] > x.shape[-2]:
-        return ((_total_factor(gram) * shrink) @ x).to(matrices.dtype)
-    x = x * shrink
-    for i, (a, b, c) in enumerate(ROUNDS):
-        gram = x @ x.mT if i else gram
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.to(matrices.dtype)
+def orthogonalize(x: Tensor) -> Tensor:
+    """(K, m, n) -> the same singular vectors with all singular values near 1."""
+    is_tall = x.shape[-2] > x.shape[-1]
+    shrink: Tensor | None = None
+    for rounds in _stages(x):
+        gram: Tensor = x.mT @ x if is_tall else x @ x.mT
+        if shrink is None:
+            # The largest singular value is at most the root of the Gram matrix's norm: a bound up to m^(1/4) times
+            # closer than the norm of x itself, which is worth two more rounds and costs nothing.
+            bound: Tensor = gram.norm(dim=(-2, -1), keepdim=True) * SAFETY + EPSILON
+            gram, shrink = gram / bound, bound.rsqrt()
+            factor = _total_factor(gram, rounds) * shrink
+        else:
+            factor = _total_factor(gram, rounds)
+        x = x @ factor if is_tall else factor @ x
+    return x
 
 
-def _total_factor(gram: Tensor) -> Tensor:
-    """What all rounds multiply x with from the left, found on the smaller Gram matrix alone; needs float32's digits."""
-    factor = total = _factor(gram, *ROUNDS[0])
-    for coefficients in ROUNDS[1:]:
+def _stages(x: Tensor) -> Sequence[Sequence[Quintic]]:
+    """Rounds that are taken together, on the smaller Gram matrix alone: less work where x has a longer side.
+
+    All three need float32's digits. With bfloat16's the first must have lifted the small singular values before.
+    """
+    if max(x.shape[-2:]) < LONG * min(x.shape[-2:]):
+        return [[each] for each in ROUNDS]
+    return [ROUNDS[:1], ROUNDS[1:]] if x.dtype == torch.bfloat16 else [ROUNDS]
+
+
+def _total_factor(gram: Tensor, rounds: Sequence[Quintic]) -> Tensor:
+    """What all `rounds` multiply x with, found on its Gram matrix."""
+    factor = total = _factor(gram, *rounds[0])
+    for coefficients in rounds[1:]:
         gram = factor @ gram @ factor
         factor = _factor(gram, *coefficients)
         total = factor @ total

@@ -146,7 +146,7 @@ def test_a_float16_overflow_is_skipped_and_the_next_updates_go_on(cpu: Device, m
 
 def test_matrices_that_are_not_made_orthogonal_are_a_problem(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     assert card_numbers.muon(cpu).level == "ok"
-    monkeypatch.setattr(card_numbers, "orthogonalize", lambda matrices, dtype: matrices)
+    monkeypatch.setattr(card_numbers, "orthogonalize", lambda matrices: matrices)
     assert card_numbers.muon(cpu).level == "error"
 
 
@@ -173,7 +173,7 @@ def test_numbers_that_are_none_are_never_right(cpu: Device, monkeypatch: pytest.
     real = card_numbers.token_loss
     monkeypatch.setattr(card_numbers, "token_loss", lambda *a, **k: real(*a, **k) * (float("nan") if a[3] else 1.0))
     assert card_numbers.loss_and_gradients(cpu).level == "error"
-    monkeypatch.setattr(card_numbers, "orthogonalize", lambda matrices, dtype: matrices * float("nan"))
+    monkeypatch.setattr(card_numbers, "orthogonalize", lambda matrices: matrices * float("nan"))
     monkeypatch.setattr(card_numbers.torch.linalg, "svdvals", lambda matrices: matrices)  # refuses such matrices
     assert card_numbers.muon(cpu).level == "error"
     monkeypatch.setattr(LayerCache, "attend", lambda self, q, k, v, scale=None: v * float("nan"))

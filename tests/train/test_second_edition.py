@@ -24,7 +24,7 @@ from gptfit.model.modern import pair_row
 from gptfit.plan import memory
 from gptfit.plan.setting import Setting
 from gptfit.schedule import Knobs, knobs
-from gptfit.train.muon import even_rows, make_muon
+from gptfit.train.muon import make_muon, row_factors
 from gptfit.train.optimizers import turn
 from gptfit.train.train import train
 from tests.generate.test_evaluate import make_byte_run
@@ -155,7 +155,7 @@ def test_pairs_of_tokens_spread_over_the_whole_table() -> None:
 
 def test_rows_become_equally_large_on_average_and_the_whole_stays_as_large() -> None:
     update = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, -2, 8).unsqueeze(1)
-    evened = even_rows(update, torch.zeros(8, 1), beta=0.95)
+    evened = update * row_factors(update, torch.zeros(8, 1), beta=0.95)
     assert evened.norm() == pytest.approx(update.norm().item(), rel=1e-4)
     sizes = evened.norm(dim=1)
     assert sizes.max() / sizes.min() < 1.001
