@@ -18,6 +18,7 @@ from gptfit.doctor.rounds import Costs, CostsOfTwoWidths, Place, Prepared, Round
 from gptfit.doctor.whole_models import plain_engine
 from gptfit.model.build import build_model
 from gptfit.model.head import token_loss
+from gptfit.model.modern import NO_VALUES
 from gptfit.model.rotary import rotary_tables
 from gptfit.plan.calibration import block_weights
 from gptfit.plan.grid import Grid, grid_of
@@ -155,7 +156,7 @@ class Ruler:
                 block.compile(dynamic=False)
         x = self.random(tokens // shape.block_size, shape.block_size, shape.n_embd)
         tables = rotary_tables(0, shape.block_size, shape.n_embd // shape.n_head, self.device.torch_device)
-        extra = (None, tables) if shape.arch == "modern" else ()
+        extra = (None, NO_VALUES, tables) if shape.arch == "modern" else ()
 
         def forward() -> Tensor:
             y = x.detach().requires_grad_()

@@ -25,10 +25,10 @@ BACKOUT_SCALE = 0.2  # nanochat's, at first
 VALUE_SCALE = 0.5  # of the normalised embedding in every layer's values, at first
 
 Tables = tuple[Tensor, Tensor] | None
-Mix = (
-    tuple[Tensor, Tensor, Tensor] | None
-)  # the embedding, how much of the stream stays, how much of the embedding joins it
+# The embedding, how much of the stream stays, how much of the embedding joins it.
+Mix = tuple[Tensor, Tensor, Tensor] | None
 Values = tuple[Tensor | None, Tensor | None, Tensor | None]  # added as they are; added through gates; their openings
+NO_VALUES: Values = (None, None, None)
 
 
 class Modern(LanguageModel):

@@ -25,7 +25,7 @@ def test_a_question_is_answered(
     address = watch_server(tmp_path)
     shown = open_page(address + "run?id=talk/run.jsonl", width=width, scheme=scheme)
     shown.page.click("text=chat with this run")
-    shown.page.wait_for_selector("#question")
+    shown.page.wait_for_selector("#question:focus")  # set when the page has loaded; keys typed before it go nowhere
     shown.page.keyboard.type("Who are you?")
     shown.page.keyboard.press("Enter")
     shown.page.wait_for_selector("#talk .assistant:not(:empty)", timeout=PATIENCE_MS)
