@@ -47,7 +47,7 @@ RESULTS = Path(__file__).resolve().parent / "calibration.json"
 LIMIT_S = 240.0
 ACCUMULATION = 4  # micro-steps per update
 SHAPES = 24
-SEED = 61409
+SEED = 37607
 QUIET = 0.03  # of the cores; what was timed beside more than that is timed again
 TRIES = 3
 # When all shapes have run, all run again, minutes later, and the median of a shape's runs counts: a machine with neighbours

@@ -152,7 +152,7 @@ def _calibrate(
         found = calibrate(config, on_stage, machine, command, most_s)
     except DeviceError as error:
         return CardLine(CALIBRATION, Verdict("error", str(error), REPEAT), time.monotonic() - began), None
-    text = f"{len(found.grids)} pieces of a step timed; `gptfit plan --gpu here` uses them"
+    text = f"what a step costs in {' and '.join(found.costs)}; `gptfit plan --gpu here` uses it"
     return CardLine(CALIBRATION, Verdict("ok", text), time.monotonic() - began), found
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from gptfit.config.keys import TrainConfig
-from gptfit.doctor.calibrate import measure_pieces
+from gptfit.doctor.calibrate import measure_costs
+from gptfit.doctor.calibration import CHECK
 from gptfit.doctor.card_checks import run_check
-from gptfit.doctor.whole_models import time_whole_models
 from gptfit.tune.trial import Tell, serve
 
 
@@ -19,13 +19,9 @@ def answer(request: dict[str, Any], tell: Tell) -> None:
     config = TrainConfig(**request["config"])
     if request.get("threads"):  # a fork has what its parent was started with
         torch.set_num_threads(request["threads"])
-    if request["check"] == "pieces":
-        found = measure_pieces(config, request["compiled"], request["most_s"], lambda name: tell("stage", name=name))
+    if request["check"] == CHECK:
+        found = measure_costs(config, request["compiled"], request["most_s"], lambda name: tell("stage", name=name))
         tell("done", **found.as_json())
-        return
-    if request["check"] == "whole models":
-        how = request["is_first"], request["compiled"]
-        tell("done", **asdict(time_whole_models(config, *how, lambda name: tell("stage", name=name))))
         return
     tell("done", **asdict(run_check(request["check"], config)))
 

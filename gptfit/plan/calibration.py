@@ -1,8 +1,10 @@
-"""Calibration: this device's own costs, measured piece by piece, and what a step of any shape costs by them."""
+"""Calibration: this device's own cost of every kind of work, and what a step of any shape costs by them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +14,9 @@ from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
 from gptfit.measured import MOST, MeasuredDevice, Measurements
 from gptfit.plan import memory
-from gptfit.plan.grid import Grid, grid_from_json
 from gptfit.plan.resolve import Place, on_card
 from gptfit.plan.setting import DTYPE_BYTES, Setting
+from gptfit.plan.step_work import block_weights, kinds_of_work, micro_work, update_work
 from gptfit.shape import ModelShape
 from gptfit.units import GIB
 
@@ -27,62 +29,67 @@ class Heap:
     eager_activations: float = 1.34
     compiled_activations: float = 1.25
     passing: float = 19.8  # float32 tensors of the residual stream's size that live for a moment in eager backward
+    passing_compiled: float = (
+        25.0  # in that of compiled modern blocks in float32; other compiled ones have none to speak of
+    )
     # Copies of whole float32 logits. Three live. A head that is the embedding too has a gradient that waits for the end of
     # backward, and keeps the holes on its two sides apart.
-    logits: float = 4.5
-    logits_tied: float = 7.0
+    logits: float = 5.8
+    logits_tied: float = 7.4
     # Copies of the head's gradient beside three of the logits, where that is more: few tokens, a wide model.
-    head: float = 1.5
+    head: float = 4.0
     head_tied: float = 4.7
     logits_16_bit: float = 4.9  # of float32 logits
     head_16_bit: float = 1.3
-    chunk: float = 1.4
+    chunk: float = 1.25  # of a chunk's logits
+    chunk_16_bit: float = 2.0
+    head_chunked: float = (
+        2.0  # copies of the head's gradient beside them; as many as above where it is the embedding too
+    )
     muon: float = 2.7  # copies of the blocks' weights, in the format that Muon's momentum is made orthogonal in
 
 
 HEAP = Heap()
-MEMORY_ERROR = 0.13  # nine of ten shapes that were never run (docs/accuracy.md)
-# How many sizes each kind of grid depends on.
-AXES = {"blocks": 2, "attention": 2, "outside": 1, "head": 3, "lookup": 1, "update": 1, "orthogonal": 1}
+MEMORY_ERROR = 0.10  # nine of ten shapes that were never run (docs/accuracy.md)
 KINDS = ("cpu", "cuda", "mps")
-PER_UPDATE = ("update", "host")  # parts of a step that do not repeat with its micro-steps
+UPDATE = "update"  # the part of a step that does not repeat with its micro-steps
+LEAST_SHARE = 0.2  # of what eager blocks take that compiled ones take at least
 LIVING_LOGITS = 3  # the softmax, its gradient and that of the logits
-PASSES = 3  # one forward, two backward
+
+Costs = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was timed on one device. Each grid is a cost per unit of work, by the sizes it depends on.
+    """What was timed on one device.
 
-    `blocks`     seconds per token and weight of a block without its attention, by (tokens, width); for each way to run
-    `attention`  seconds per token, channel and position, forward and backward, by (positions, head size)
-    `outside`    seconds per token and channel of what is in no block, by their number; for each architecture
-    `head`       seconds per token, vocabulary entry and channel of the loss, by (tokens, width, vocabulary); whole and chunked
-    `lookup`     seconds per embedding weight and micro-step, by their number
-    `update`     seconds per weight and update, by their number, for AdamW
-    `orthogonal` seconds per matrix weight, channel and update that Muon takes, by width
+    `costs`    seconds per unit of each kind of work in a micro-step, by number format; `update_costs` the same of an update
+    `saved_by_compiling`  seconds per token and channel of a block, by architecture, at the widths where both ways were timed
     """
 
     device: str  # as torch names it, which is how measurements are keyed
     torch: str
-    grids: Mapping[str, Grid]
+    costs: Mapping[str, Costs]
+    update_costs: Mapping[str, Costs]
+    saved_by_compiling: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     kind: str = "cpu"  # one of KINDS
     dtype: str = "float32"  # what 'auto' means there
     saved_bytes: Mapping[str, float] = field(default_factory=dict)  # for backward per token, channel and block, by way
     context_bytes: Mapping[str, float] = field(default_factory=dict)  # of a process without a model: eager, compiled
-    micro_step_s: float = 0.0
-    update_s: float = 0.0
     total_bytes: float = 0.0
     time: float = 0.0
 
     def knows(self, setting: Setting) -> bool:
-        """Whether every piece of such a step was timed; norms, positions and activations that are no default were not."""
+        """Whether every part of such a step was timed; norms, positions and activations that are no default were not, nor
+        was anything that is kept in another format or another place."""
         return (
             uncounted(setting.shape) == _usual(setting.shape)
             and not setting.writes_scores
             and way(setting) in self.saved_bytes
-            and (setting.matmul, setting.residual_dtype) == ("plain", "float32")
-            and all(name in self.grids for name in _grids_of(setting))
+            and setting == _as_timed(setting)
+            and setting.dtype in self.costs
+            and setting.dtype in self.update_costs
+            and (not setting.compile or setting.shape.arch in self.saved_by_compiling)
             and ("compiled" if setting.compile else "eager") in self.context_bytes
         )
 
@@ -90,13 +97,13 @@ class Calibration:
         return {
             "device": self.device,
             "torch": self.torch,
-            "grids": {name: grid.as_json() for name, grid in self.grids.items()},
+            "costs": {dtype: dict(costs) for dtype, costs in self.costs.items()},
+            "update_costs": {dtype: dict(costs) for dtype, costs in self.update_costs.items()},
+            "saved_by_compiling": {arch: list(map(list, saved)) for arch, saved in self.saved_by_compiling.items()},
             "kind": self.kind,
             "dtype": self.dtype,
             "saved_bytes": dict(self.saved_bytes),
             "context_bytes": dict(self.context_bytes),
-            "micro_step_s": self.micro_step_s,
-            "update_s": self.update_s,
             "total_bytes": self.total_bytes,
             "time": self.time,
         }
@@ -115,31 +122,62 @@ def _usual(shape: ModelShape) -> ModelShape:
     )
 
 
+def _as_timed(setting: Setting) -> Setting:
+    """What no model of a calibration has, at its default."""
+    return replace(
+        setting,
+        matmul=Setting.matmul,
+        residual_dtype=Setting.residual_dtype,
+        gradient_dtype=Setting.gradient_dtype,
+        optimizer_state=Setting.optimizer_state,
+        optimizer_device=Setting.optimizer_device,
+        embedding_device=Setting.embedding_device,
+        attention=Setting.attention,
+        parallel=Setting.parallel,
+    )
+
+
 def calibration_from_json(values: Mapping[str, Any]) -> Calibration:
     """ValueError or KeyError where it is none, or its numbers can be nobody's: the file may have been sent."""
     found = sane.mapping(values, "a calibration")
-    grids = sane.mapping(found["grids"], "grids")
+    micro_kinds, update_kinds = kinds_of_work()
     return Calibration(
         device=sane.text(found["device"], "device", 300),
         torch=sane.text(found["torch"], "torch", 300),
-        grids={name: _grid(name, grid) for name, grid in grids.items()},
+        costs=_costs(found, "costs", micro_kinds),
+        update_costs=_costs(found, "update_costs", update_kinds),
+        saved_by_compiling=_saved(found),
         kind=sane.choice(found["kind"], "kind", KINDS),
         dtype=sane.choice(found["dtype"], "dtype", DTYPE_BYTES),
         saved_bytes=_amounts(found, "saved_bytes"),
-        micro_step_s=_amount(found, "micro_step_s"),
-        update_s=_amount(found, "update_s"),
         context_bytes=_amounts(found, "context_bytes"),
         total_bytes=_amount(found, "total_bytes"),
         time=_amount(found, "time"),
     )
 
 
-def _grid(name: str, values: Any) -> Grid:
-    """One that can be asked with as many sizes as its kind depends on."""
-    found = grid_from_json(sane.mapping(values, name))
-    wanted = AXES.get(name.partition(" ")[0], len(found.axes))
-    if len(found.axes) != wanted:
-        raise ValueError(f"{name} has {len(found.axes)} axes, not {wanted}")
+def _costs(values: Mapping[str, Any], name: str, kinds: frozenset[str]) -> dict[str, dict[str, float]]:
+    """A cost of every kind of work and of nothing else: another version knows others."""
+    found = sane.mapping(values[name], name)
+    costs = {sane.choice(dtype, name, DTYPE_BYTES): _amounts(found, dtype) for dtype in found}
+    if any(each.keys() != kinds for each in costs.values()):
+        raise ValueError(f"{name} has not a cost of every kind of work")
+    return costs
+
+
+def _saved(values: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """Seconds may be below zero: not everything is quicker compiled."""
+    found = {}
+    for arch, points in sane.mapping(values["saved_by_compiling"], "saved_by_compiling").items():
+        pairs = [sane.sequence(pair, arch, 2) for pair in sane.sequence(points, arch, 100)]
+        if not pairs or any(len(pair) != 2 for pair in pairs):
+            raise ValueError(f"saved_by_compiling of {arch} is not widths with seconds")
+        widths = [sane.number(pair[0], "a width", 1, sane.MOST_WIDTH) for pair in pairs]
+        if widths != sorted(set(widths)):
+            raise ValueError(f"the widths of saved_by_compiling of {arch} must ascend")
+        found[arch] = [
+            (width, sane.number(pair[1], "seconds", -1.0, 1.0)) for width, pair in zip(widths, pairs, strict=True)
+        ]
     return found
 
 
@@ -203,76 +241,42 @@ def way(setting: Setting) -> str:
     return f"{setting.shape.arch} {setting.dtype} {'compiled' if setting.compile else 'eager'}"
 
 
-def _grids_of(setting: Setting) -> Iterator[str]:
-    dtype = setting.dtype
-    yield from (f"blocks {way(setting)}", f"attention {dtype}", "lookup", "update")
-    yield f"outside {setting.shape.arch} {dtype}"
-    yield f"head {dtype} {'chunked' if setting.chunked_loss else 'whole'}"
-    if setting.optimizer == "muon":
-        yield f"orthogonal {dtype}"
-
-
 def step_parts(setting: Setting, calibration: Calibration) -> dict[str, float]:
     """Seconds of one whole step by cause, on one device."""
-    grids, shape, dtype = calibration.grids, setting.shape, setting.dtype
-    n, c = setting.micro_tokens, shape.n_embd
-    again = 1 + 1 / PASSES if setting.checkpoint_activations else 1.0  # blocks run forward twice
-    blocks = n * block_weights(shape) * grids[f"blocks {way(setting)}"].at(n, c) * again
-    attention = n * c * shape.block_size * shape.n_layer * again * attention_cost(setting, calibration)
-    embedded = looked_up(shape)
-    outside = n * c * grids[f"outside {shape.arch} {dtype}"].at(n * c) + embedded * grids["lookup"].at(embedded)
-    head = n * shape.vocab_size * head_cost(setting, calibration)
-    micro_steps = setting.accumulation
-    return {
-        "blocks": blocks * micro_steps,
-        "attention": attention * micro_steps,
-        "head and loss": head * micro_steps,
-        "outside": outside * micro_steps,
-        "launches": calibration.micro_step_s * micro_steps,
-        "update": update_seconds(setting, calibration),
-        "host": calibration.update_s,
-    }
+    costs, update_costs = calibration.costs[setting.dtype], calibration.update_costs[setting.dtype]
+    parts = {cause: _seconds(work, costs) for cause, work in micro_work(setting).items()}
+    if setting.compile:
+        parts["blocks"] -= min(_saved_seconds(setting, calibration), (1 - LEAST_SHARE) * parts["blocks"])
+    repeated = {cause: seconds * setting.accumulation for cause, seconds in parts.items()}
+    return {**repeated, UPDATE: _seconds(update_work(setting), update_costs)}
+
+
+def _seconds(work: Mapping[str, float], costs: Costs) -> float:
+    return sum(amount * costs[kind] for kind, amount in work.items())
+
+
+def _saved_seconds(setting: Setting, calibration: Calibration) -> float:
+    """By compiling: between two widths along a straight line over the width's logarithm, outside as at the edge."""
+    shape = setting.shape
+    each = between(calibration.saved_by_compiling[shape.arch], shape.n_embd)
+    return each * setting.micro_tokens * shape.n_embd * shape.n_layer
+
+
+def between(points: Sequence[tuple[float, float]], where: float) -> float:
+    """
+    >>> between([(1, 0.0), (100, 2.0)], 10), between([(1, 0.0), (100, 2.0)], 1000)
+    (1.0, 2.0)
+    """
+    for (low, at_low), (high, at_high) in itertools.pairwise(points):
+        if low <= where <= high:
+            return at_low + (at_high - at_low) * math.log(where / low) / math.log(high / low)
+    return points[0][1] if where < points[0][0] else points[-1][1]
 
 
 def micro_seconds(setting: Setting, calibration: Calibration) -> float:
     """Of one micro-step."""
     parts = step_parts(setting, calibration)
-    return sum(seconds for name, seconds in parts.items() if name not in PER_UPDATE) / setting.accumulation
-
-
-def head_cost(setting: Setting, calibration: Calibration) -> float:
-    """Seconds per logit: the softmax costs the same at any width, the products in proportion to it."""
-    shape, n = setting.shape, setting.micro_tokens
-    grid = calibration.grids[f"head {setting.dtype} {'chunked' if setting.chunked_loss else 'whole'}"]
-    narrow, wide = grid.axes[1][0], grid.axes[1][-1]
-    of_narrow, of_wide = (width * grid.at(n, width, shape.vocab_size) for width in (narrow, wide))
-    per_channel = max(0.0, of_wide - of_narrow) / (wide - narrow)
-    return max(0.0, of_narrow + (shape.n_embd - narrow) * per_channel)
-
-
-def attention_cost(setting: Setting, calibration: Calibration) -> float:
-    shape = setting.shape
-    return calibration.grids[f"attention {setting.dtype}"].at(shape.block_size, shape.n_embd / shape.n_head)
-
-
-def block_weights(shape: ModelShape) -> int:
-    return shape.sizes["matrix"]
-
-
-def looked_up(shape: ModelShape) -> int:
-    """Weights of the embedding and of every table beside it."""
-    return shape.sizes["embedding"] + shape.sizes["table"]
-
-
-def update_seconds(setting: Setting, calibration: Calibration) -> float:
-    """AdamW walks over every weight; Muon makes each matrix of the blocks orthogonal instead."""
-    grids, shape = calibration.grids, setting.shape
-    total, matrices = shape.n_weights, block_weights(shape)
-    if setting.optimizer != "muon":
-        return total * grids["update"].at(total)
-    others = total - matrices
-    orthogonal = matrices * shape.n_embd * grids[f"orthogonal {setting.dtype}"].at(shape.n_embd)
-    return orthogonal + (others * grids["update"].at(others) if others else 0.0)
+    return (sum(parts.values()) - parts[UPDATE]) / setting.accumulation
 
 
 def process_bytes(setting: Setting, calibration: Calibration) -> float:
@@ -314,9 +318,11 @@ def memory_of(setting: Setting, calibration: Calibration) -> memory.Memory:
 
 def _activations_in_heap(setting: Setting, calibration: Calibration) -> float:
     """What the heap holds for them, and for what lives for a moment in backward."""
-    passing = 0.0 if setting.compile else 4.0 * setting.micro_tokens * setting.shape.n_embd * HEAP.passing
+    shape, passing = setting.shape, HEAP.passing
+    if setting.compile:
+        passing = HEAP.passing_compiled if (shape.arch, setting.dtype) == ("modern", "float32") else 0.0
     per_byte = HEAP.compiled_activations if setting.compile else HEAP.eager_activations
-    return activation_bytes(setting, calibration) * per_byte + passing
+    return activation_bytes(setting, calibration) * per_byte + 4.0 * setting.micro_tokens * shape.n_embd * passing
 
 
 def _loss_in_heap(setting: Setting) -> float:
@@ -324,9 +330,10 @@ def _loss_in_heap(setting: Setting) -> float:
     shape, tokens = setting.shape, setting.micro_tokens
     head = 4.0 * shape.vocab_size * shape.n_embd
     if setting.chunked_loss:  # a CPU's softmax works on a few rows at a time in chunks
-        rows = min(memory.FITTED.chunk_tokens, tokens)
-        copies = HEAP.head_tied if setting.dtype == "float32" else HEAP.head_16_bit
-        return rows * shape.vocab_size * setting.element_bytes * HEAP.chunk + head * copies
+        chunk = min(memory.FITTED.chunk_tokens, tokens) * shape.vocab_size * setting.element_bytes
+        if setting.dtype != "float32":
+            return chunk * HEAP.chunk_16_bit + head * HEAP.head_16_bit
+        return chunk * HEAP.chunk + head * (HEAP.head_tied if shape.is_tied else HEAP.head_chunked)
     logits = 4.0 * tokens * shape.vocab_size
     if setting.dtype != "float32":
         return logits * HEAP.logits_16_bit + head * HEAP.head_16_bit

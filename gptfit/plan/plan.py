@@ -278,7 +278,7 @@ def _with_speed(
 
 CPU_WORDS = {
     "measured": "as measured",
-    "calibrated": "from the pieces `doctor --card` timed",
+    "calibrated": "from what `doctor --card` timed here",
     "fit": "from the nearest run timed",
     "timed": "from a product timed now, wide range (`gptfit doctor --card` makes it exact),",
 }

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from gptfit.plan.calibration import Calibration
 
 A100_TFLOPS = NANOGPT_PEAK_TFLOPS
-CALIBRATED_ERROR = (
-    0.20  # nine of ten shapes that were never timed, on a machine busy with other work (docs/accuracy.md)
-)
+CALIBRATED_ERROR = 0.12  # nine of ten shapes that were never timed (docs/accuracy.md)
 MEASURED_ERROR = 0.03  # three logs of one RTX 4070 over five months agree to 0.13 %; other machines drift more
 
 MATMUL_TILE = 64  # tensor-core kernels compute whole tiles; a width of 504 costs as much as 512
@@ -116,12 +114,11 @@ def from_measurement(
 def from_calibration(
     setting: Setting, found: Calibration, gpu: GPU | None = None, link_constants: link.LinkConstants = link.FITTED
 ) -> Speed:
-    """The sum of the pieces that `doctor --card` timed on this machine."""
+    """The sum of its work at the costs that `doctor --card` found on this machine."""
     from gptfit.plan import calibration  # late: few machines have been calibrated
 
     parts = calibration.step_parts(setting, found)
-    per_step = sum(parts[name] for name in calibration.PER_UPDATE)
-    micro_s = (sum(parts.values()) - per_step) / setting.accumulation
+    micro_s = (sum(parts.values()) - parts[calibration.UPDATE]) / setting.accumulation
     if gpu is not None:
         parts["network"] = link.traffic(setting, gpu, micro_s, link_constants).exposed_seconds
     error = CALIBRATED_ERROR

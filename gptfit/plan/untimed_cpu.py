@@ -16,14 +16,15 @@ SHARE = 0.8
 BLOCK_S = 0.4e-3  # what a block takes at any size, as calibrated there: 0.35 to 0.6 ms
 # Those rows lie within 1.6 either way; the rest is for other CPUs, whose products torch and numpy may not time alike.
 ERROR = 2.5
-MEMORY_ERROR = 0.2  # 0.13 with a process of this machine's own measured (docs/accuracy.md)
+MEMORY_ERROR = 0.2  # 0.10 with a process of this machine's own measured (docs/accuracy.md)
 # A process of torch's, and bytes kept for backward per token and channel: a property of torch, the same calibration's.
 CONTEXT_BYTES = {"eager": 337e6, "compiled": 426e6}
 SAVED_BYTES = {"gpt2 float32": 64.1, "gpt2 bfloat16": 36.1, "modern float32": 76.2, "modern bfloat16": 50.7}
 UNTIMED = Calibration(
     device="",
     torch="",
-    grids={},
+    costs={},
+    update_costs={},
     saved_bytes={f"{kind} {way}": saved for kind, saved in SAVED_BYTES.items() for way in ("eager", "compiled")},
     context_bytes=CONTEXT_BYTES,
 )

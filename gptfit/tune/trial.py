@@ -95,11 +95,7 @@ def measure(engine: Engine, request: dict[str, Any], tell: Tell) -> Timing:
     if engine.compiled:
         engine.compile_now(batch, with_backward=True, with_eval=request["has_eval"])
         engine.forget_gradients()
-    for _ in range(SCALE_SEARCH):
-        run_micro_step(engine, batch)
-        # The first update makes the optimizer's state, so that memory is complete when the timing begins.
-        if _update(engine)[1]:
-            break
+    first_update(engine, batch)
     device.synchronize()
     device.reset_peak_memory()
     tell("stage", name="timing")
@@ -165,6 +161,14 @@ def run_micro_step(engine: Engine, batch: Batch) -> None:
     engine.backward_micro_step(loss, engine.config.accumulation())
 
 
+def first_update(engine: Engine, batch: Batch) -> None:
+    """It makes the optimizer's state, so that memory is complete when the timing begins; float16 finds its scale."""
+    for _ in range(SCALE_SEARCH):
+        run_micro_step(engine, batch)
+        if timed_update(engine)[1]:
+            break
+
+
 def _update_ms(engine: Engine, batch: Batch, micro_ms: float) -> float:
     """The median of three, or one where micro-steps are slow; each after a micro-step of its own.
 
@@ -174,11 +178,11 @@ def _update_ms(engine: Engine, batch: Batch, micro_ms: float) -> float:
     while len(updates) < (QUICK_UPDATES if micro_ms < QUICK_MS else 1):
         engine.forget_gradients()
         run_micro_step(engine, batch)
-        updates.append(_update(engine)[0])
+        updates.append(timed_update(engine)[0])
     return median(updates)
 
 
-def _update(engine: Engine) -> tuple[float, bool]:
+def timed_update(engine: Engine) -> tuple[float, bool]:
     """(milliseconds, whether the weights moved)."""
     engine.device.synchronize()
     began = time.perf_counter()

@@ -19,12 +19,12 @@ from gptfit.dataset import read_dataset
 from gptfit.device.device import Device, find_device
 from gptfit.device.processes import ALONE
 from gptfit.doctor import card, card_checks, card_memory, card_numbers, card_runs, card_speed, checks
-from gptfit.doctor.calibrate import measure_pieces
+from gptfit.doctor.calibrate import measure_costs
 from gptfit.doctor.card import CardReport, examine_card
-from gptfit.doctor.pieces import saved_bytes
+from gptfit.doctor.kept_bytes import saved_bytes
 from gptfit.doctor.verdict import Verdict
 from gptfit.errors import DeviceError
-from gptfit.plan.calibration import newest
+from gptfit.plan.calibration import newest, step_parts
 from gptfit.shape import ModelShape
 from gptfit.train.evaluation import Evaluator
 from gptfit.tune.trial_process import Ended
@@ -276,11 +276,14 @@ def test_the_whole_of_it_on_this_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert newest(measured.read(), None) is not None
 
 
-@pytest.mark.slow
-def test_every_piece_is_timed_and_positive() -> None:
+def test_a_calibration_knows_what_trains_here() -> None:
+    """Of three models it is a bad one, but a whole record."""
     told: list[str] = []
-    found = measure_pieces(CPU, False, 0.0, told.append)
+    found = measure_costs(CPU, False, 0.0, told.append, least=3)
     setting = card.Setting(ModelShape(2, 2, 128, 64, 256), 1, dtype="float32", compile=False)
-    assert replace(found, context_bytes={"eager": 1.0}).knows(setting), "all but what a process of its own tells"
-    assert all(value > 0 for grid in found.grids.values() for value in grid.values)
+    whole = replace(found, context_bytes={"eager": 1.0})
+    assert whole.knows(setting), "all but what a process of its own tells"
+    assert not whole.knows(replace(setting, compile=True))
+    assert 1e-5 < sum(step_parts(setting, whole).values()) < 10
     assert found.saved_bytes["gpt2 float32 eager"] == pytest.approx(64, rel=0.05)
+    assert told

@@ -1,154 +1,139 @@
-"""What whole models say of the sum of their pieces: a device is made whose pieces are wrong in a known way."""
+"""Which models calibration times, for how long, and how compiled ones are held against eager ones."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from gptfit.config.keys import TrainConfig
-from gptfit.device.device import Device
+from gptfit.device.device import Device, find_device
 from gptfit.doctor import whole_models
-from gptfit.doctor.calibrate import OTHER_ARCH
-from gptfit.doctor.pieces import TOKENS, WIDTHS, few
-from gptfit.doctor.whole_models import (
-    COMPILED,
-    WHOLE,
-    Pass,
-    Scales,
-    plain_engine,
-    scales_of,
-    settled,
-    time_whole_models,
-    whole_setting,
-)
-from gptfit.plan.calibration import Calibration, micro_seconds, step_parts
-from gptfit.plan.grid import Grid
+from gptfit.doctor.calibrate import complete
+from gptfit.doctor.whole_models import Drawn, Timed, plain_engine, saved_by_compiling, time_models
+from gptfit.plan.calibration import micro_seconds, step_parts
 from gptfit.plan.setting import Setting
 from gptfit.shape import ModelShape
 from gptfit.train.engine import Engine
+from gptfit.tune.trials import Timing
 from tests.plan.test_calibration import made
 
-# In sizes that no whole model has.
-UNSEEN = [
-    Setting(ModelShape(7, 2, 128, 256, 1000), 3, dtype="float32", compile=False),
-    Setting(ModelShape(3, 9, 576, 128, 8000), 2, dtype="float32", compile=False),
-    Setting(ModelShape(4, 4, 256, 192, 16000, arch="modern"), 4, dtype="float32", compile=False),
-]
-Truth = Callable[[Setting, Calibration], float]
+CPU = find_device(TrainConfig(device="cpu", dtype="float32"))
 
 
-def device() -> Calibration:
-    """One whose blocks cost the same at every size, read where calibration times them."""
-    blocks = Grid((TOKENS, WIDTHS), (6e-11,) * (len(TOKENS) * len(WIDTHS)))
-    grids = {name: blocks if name.startswith("blocks") else grid for name, grid in made().grids.items()}
-    return replace(made(), grids=grids)
+@pytest.fixture(autouse=True)
+def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has left."""
+    monkeypatch.setattr(Device, "free_memory_bytes", lambda self: 2**36)
 
 
-def narrow_blocks_are_quicker(setting: Setting, found: Calibration) -> float:
-    """In a model than as pieces, by a sixth at 128 channels; the loss takes a fifth less at any width."""
-    parts = step_parts(setting, found)
-    more = 0.08 * math.log2(setting.shape.n_embd / 512)
-    return micro_seconds(setting, found) + more * parts["blocks"] - 0.2 * parts["head and loss"]
+class Clock:
+    """Models take a second each and what `seconds` says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Device, Drawn], float]) -> None:
+        self.now = 0.0
+
+        def time_model(device: Device, model: Drawn) -> Timed:
+            self.now += 1.0
+            return Timed(model, seconds(device, model), 0.001)
+
+        monkeypatch.setattr(whole_models, "_time_model", time_model)
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def timed(truth: Truth, found: Calibration) -> Pass:
-    return Pass({"float32": [(n, truth(whole_setting(n, "float32"), found)) for n in range(len(WHOLE))]})
+def test_models_are_small_first_and_then_as_large_as_the_device_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flops_per_s, wanted in ((1e10, 1e9), (1e12, 1e11)):
+        clock = Clock(monkeypatch, lambda device, model, rate=flops_per_s: model.flops / rate)  # type: ignore[misc]
+        found = time_models(CPU, 120.0, lambda stage: None, 1, clock)
+        for timed in found.values():
+            flops = [each.model.flops for each in timed]
+            assert max(flops[: whole_models.FIRST]) <= whole_models.FIRST_FLOPS
+            seconds = sorted(each.micro_s for each in timed if not each.model.is_chunked)
+            assert seconds[int(0.9 * len(seconds))] <= whole_models.LONGEST_S  # the least of a hundred may take longer
+            assert max(flops) > wanted
 
 
-def test_whole_models_correct_what_their_pieces_add_up_to_at_sizes_none_of_them_has() -> None:
-    found = device()
-    better = settled(found, [timed(narrow_blocks_are_quicker, found)] * 2)
-    before = [micro_seconds(s, found) / narrow_blocks_are_quicker(s, found) for s in UNSEEN]
-    assert max(abs(error - 1) for error in before) > 0.1
-    for setting in UNSEEN:
-        assert micro_seconds(setting, better) == pytest.approx(narrow_blocks_are_quicker(setting, found), rel=0.03)
-    same = [name for name in found.grids if "bfloat16" in name]
-    assert all(better.grids[name] == found.grids[name] for name in same), "the other format has models of its own"
+def test_a_slow_format_has_as_much_time_and_fewer_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 without units of its own; and whatever the time, there is a model of each."""
+    clock = Clock(monkeypatch, lambda device, model: 0.01)
+    timer = whole_models._time_model
+
+    def slower(device: Device, model: Drawn) -> Timed:
+        clock.now += 4.0 * (device.dtype == "bfloat16")
+        return timer(device, model)
+
+    monkeypatch.setattr(whole_models, "_time_model", slower)
+    counts = {dtype: len(timed) for dtype, timed in time_models(CPU, 100.0, lambda stage: None, 1, clock).items()}
+    assert counts["float32"] == pytest.approx(5 * counts["bfloat16"], abs=5)
+    assert set(time_models(CPU, 0.0, lambda stage: None, 1, clock)) == {"float32", "bfloat16"}
 
 
-def test_one_model_that_was_timed_beside_a_busy_neighbour_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = device()
-    good, disturbed = timed(narrow_blocks_are_quicker, found), timed(narrow_blocks_are_quicker, found)
-    disturbed.times["float32"][4] = (4, 2 * disturbed.times["float32"][4][1])
-
-    def moved(passes: list[Pass]) -> float:
-        fits = settled(found, [good, good]), settled(found, passes)
-        return max(abs(micro_seconds(s, fits[1]) / micro_seconds(s, fits[0]) - 1) for s in UNSEEN)
-
-    robust = moved([good, disturbed])
-    monkeypatch.setattr(whole_models, "STRANGE", 1e9)
-    assert robust < 0.02 < moved([good, disturbed]), "all counting alike"
+def test_every_kind_of_model_is_among_the_first_sixty(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda device, model: model.flops / 2e11)
+    models = [timed.model for timed in time_models(CPU, 120.0, lambda stage: None, 1, clock)["float32"]]
+    assert {model.shape.arch for model in models} == {"gpt2", "modern"}
+    assert {model.shape.value_embeddings for model in models} == {"none", "tables"}
+    assert {model.optimizer for model in models} == {"adamw", "muon"}
+    assert sum(model.is_chunked for model in models) == len(models) // whole_models.CHUNKED_EVERY
+    assert len({model.shape.n_embd for model in models}) > 8
+    assert len({model.shape.block_size for model in models}) > 5
 
 
-def test_models_with_little_loss_say_of_it_what_they_say_of_blocks() -> None:
-    """In an emulated format only these are quick enough: 8 % that the blocks took more were 40 % more of the loss."""
-    found = device()
-    small = Setting(ModelShape(6, 4, 256, 128, 16), 4, dtype="float32", compile=False)
-    scales = scales_of([(small, 1.08 * micro_seconds(small, found))] * 5, found)
-    assert scales.blocks == pytest.approx(1.08, abs=0.02)
-    assert scales.head == pytest.approx(scales.blocks, abs=0.01)
+def test_there_are_enough_models_of_each_format_whatever_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda device, model: 0.01)
+    found = time_models(CPU, 0.0, lambda stage: None, 7, clock)
+    assert {dtype: len(timed) for dtype, timed in found.items()} == {"float32": 7, "bfloat16": 7}
 
 
-@pytest.mark.parametrize(("times", "bound"), [(1e-3, 0.5), (50.0, 2.0)])
-def test_whole_models_cannot_turn_a_cost_into_nothing_or_more_than_twice_of_it(times: float, bound: float) -> None:
-    found = device()
-    whole = [(n, times * micro_seconds(whole_setting(n, "float32"), found)) for n in range(len(WHOLE))]
-    better = settled(found, [Pass({"float32": whole})] * 9)
-    for name in ("blocks gpt2 float32 eager", "head float32 whole"):
-        assert better.grids[name].values[0] / found.grids[name].values[0] == pytest.approx(bound, rel=0.2)
+def test_a_model_for_which_memory_ran_out_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda device, model: 0.01)
+    timer, calls = whole_models._time_model, itertools.count()
+
+    def sometimes(device: Device, model: Drawn) -> Timed:
+        if next(calls) % 2:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+        return timer(device, model)
+
+    monkeypatch.setattr(whole_models, "_time_model", sometimes)
+    assert all(len(timed) == 5 for timed in time_models(CPU, 0.0, lambda stage: None, 5, clock).values())
+
+    def broken(device: Device, model: Drawn) -> Timed:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(whole_models, "_time_model", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        time_models(CPU, 0.0, lambda stage: None, 5, clock)
 
 
-def test_beyond_the_models_tokens_blocks_are_corrected_as_at_their_edge() -> None:
-    scales = Scales(per_doubled_tokens=0.1, tokens=(64.0, 2048.0))
-    assert scales.of_blocks(16384, 256) == scales.of_blocks(2048, 256) == pytest.approx(1.2)
+def test_what_would_fill_the_memory_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card is quick enough for more than it holds."""
+    clock = Clock(monkeypatch, lambda device, model: model.flops / 1e14)
+    most = {}
+    for free in (2**29, 2**36):
+        monkeypatch.setattr(Device, "free_memory_bytes", lambda self, free=free: free)
+        models = [timed.model for timed in time_models(CPU, 60.0, lambda stage: None, 1, clock)["float32"]]
+        most[free] = max(model.flops for model in models)
+    assert most[2**29] < most[2**36] / 3
 
 
-def flops(number: int) -> float:
-    shape, rows = WHOLE[number]
-    return rows * shape.block_size * shape.flops_per_token
-
-
-def test_models_tell_what_every_micro_step_takes_whatever_its_size() -> None:
-    """A tenth of a small one and little of a large one."""
-    found = replace(device(), micro_step_s=0.0)
-
-    def truth(setting: Setting, found: Calibration) -> float:
-        return micro_seconds(setting, found) + 5e-3
-
-    better = settled(found, [timed(truth, found)] * 2)
-    assert 2e-4 < better.micro_step_s < 6e-3
-    for setting in UNSEEN:
-        assert micro_seconds(setting, better) == pytest.approx(truth(setting, found), rel=0.03)
-    assert settled(found, [timed(micro_seconds, found)]).micro_step_s == pytest.approx(0, abs=1e-5)
-
-
-def test_models_are_timed_from_the_least_on_until_one_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_models, "LONGEST_S", 0.0)
-    config = TrainConfig(device="cpu", dtype="float32")
-    told = asdict(time_whole_models(config, True, False, lambda stage: None))
-    found = Pass(**json.loads(json.dumps(told)))  # as it comes from a process
-    least = min(range(len(WHOLE)), key=flops)
-    assert {dtype: [number for number, _ in times] for dtype, times in found.times.items()} == {
-        dtype: [least] for dtype in ("float32", "bfloat16")
-    }
-    assert all(seconds > 0 for times in found.times.values() for _, seconds in times)
-    assert found.saved == {}
-    assert settled(device(), [found, found]).grids.keys() == device().grids.keys()
+def test_a_model_is_timed_with_an_update_after_a_micro_step_of_its_own() -> None:
+    model = Drawn(ModelShape(1, 2, 128, 64, 257, arch="modern"), 1, "muon", False)
+    timed = whole_models._time_model(CPU, model)
+    assert 0 < timed.micro_s < 5
+    assert timed.update_s is not None
+    assert 0 < timed.update_s < 5
 
 
 def test_compiled_models_are_held_against_the_same_ones_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """In turns: the machine is slower with every turn, which must not become what compiling saves."""
-    monkeypatch.setattr(whole_models, "WHOLE", ())
-    monkeypatch.setattr(whole_models, "find_compile_problem", lambda device: None)
 
     def engine(device: Device, shape: ModelShape, optimizer: str, rows: int, compiled: bool) -> Engine:
-        made = plain_engine(device, replace(shape, n_layer=1), optimizer, rows)
+        made = plain_engine(device, replace(shape, n_layer=1), optimizer, 1)
         made.compiled = compiled
         return made
 
@@ -162,15 +147,52 @@ def test_compiled_models_are_held_against_the_same_ones_eager(monkeypatch: pytes
         return [ms], [ms]
 
     monkeypatch.setattr(whole_models, "time_micro_steps", run)
-    saved = time_whole_models(TrainConfig(device="cpu", dtype="float32"), True, True, lambda stage: None).saved
-    assert {arch: [at for at, _ in each] for arch, each in saved.items()} == {"gpt2": [2**18], "modern": [2**18]}
-    assert len(COMPILED) == 2
-    turns_of_each = whole_models.TURNS + 1
-    middle_ms = 10.0 + turns_of_each / 2
-    assert saved["gpt2"][0][1] == pytest.approx(0.1 * middle_ms / 1e3 / (2**18 * COMPILED[0][0].n_layer))
+    saved = saved_by_compiling(CPU, lambda stage: None)
+    assert {arch: [width for width, _ in points] for arch, points in saved.items()} == {
+        "gpt2": [128.0, 256.0],
+        "modern": [128.0, 256.0],
+    }
+    channels = whole_models.COMPILED_ROWS * 128 * 256 * whole_models.COMPILED_LAYERS
+    middle_ms = 10.0 + (whole_models.TURNS + 1) / 2
+    assert saved["gpt2"][1][1] == pytest.approx(0.1 * middle_ms / 1e3 / channels)
 
 
-def test_the_places_where_other_ways_are_timed_are_timed() -> None:
-    """What another architecture adds was read off one tiny block where the middle width was not."""
-    assert set(OTHER_ARCH) <= set(itertools.product(TOKENS, WIDTHS))
-    assert len(set(OTHER_ARCH) & set(itertools.product(few(TOKENS), few(WIDTHS)))) >= 3
+def test_an_architecture_that_the_compiler_cannot_do_saves_nothing_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def engine(device: Device, shape: ModelShape, optimizer: str, rows: int, compiled: bool) -> Engine:
+        made = plain_engine(device, replace(shape, n_layer=1), optimizer, 1)
+        made.compiled_rows = None if shape.arch == "gpt2" else 0
+        return made
+
+    monkeypatch.setattr(whole_models, "plain_engine", engine)
+    problem = {None: "no", 0: None}
+    monkeypatch.setattr(Engine, "compile_now", lambda self, *_, **__: problem[self.compiled_rows])
+    monkeypatch.setattr(whole_models, "time_micro_steps", lambda *_: ([1.0], [1.0]))
+    saved = saved_by_compiling(CPU, lambda stage: None)
+    assert set(saved) == {"modern"}
+    setting = Setting(ModelShape(2, 2, 128, 64, 256), 1, dtype="float32", compile=True)
+    assert not replace(made(), saved_by_compiling=saved).knows(setting)
+
+
+@pytest.mark.parametrize("saved_s", [2e-9, -2e-9])
+def test_what_compiling_saves_goes_with_tokens_and_width_in_every_format(saved_s: float) -> None:
+    found = replace(made(), saved_by_compiling={"gpt2": [(256.0, saved_s)], "modern": [(128.0, 0.0), (512.0, 2e-9)]})
+    for dtype in ("float32", "bfloat16"):
+        for arch, saved in (("gpt2", saved_s), ("modern", 1e-9)):
+            setting = Setting(ModelShape(5, 4, 256, 128, 300, arch=arch), 8, dtype=dtype, compile=False)
+            before, after = (micro_seconds(way, found) for way in (setting, replace(setting, compile=True)))
+            assert before - after == pytest.approx(saved * 5 * 1024 * 256, rel=1e-6)
+
+
+def test_compiling_cannot_make_a_block_cost_nothing() -> None:
+    found = replace(made(), saved_by_compiling={"gpt2": [(256.0, 1.0)]})
+    setting = Setting(ModelShape(5, 4, 256, 128, 300), 8, dtype="float32", compile=False)
+    eager, compiled = (step_parts(replace(setting, compile=way), found)["blocks"] for way in (False, True))
+    assert compiled == pytest.approx(0.2 * eager)
+
+
+def test_tiny_trials_tell_the_memory_of_a_process() -> None:
+    timing = Timing("cpu", False, False, 1.0, 1.0, 1.0, 9, ms_per_update=1.0, device_gib=0.5)
+    found = complete(made(), {False: timing, True: timing})
+    assert found.context_bytes == {"eager": 0.5 * 1024**3, "compiled": 0.5 * 1024**3}

@@ -15,13 +15,11 @@ import sys
 import gptfit.doctor.card as card
 from gptfit.doctor.card_checks import ALL
 from gptfit.plan.calibration import Calibration
-from gptfit.plan.grid import Grid
 
 card.ALL = [check for check in ALL if check.name == "spilling"]  # on a CPU it is skipped with a reason
-grid = Grid(((1.0, 2.0),), (1e-9, 1e-9))
 card._calibrate = lambda *_: (
     card.CardLine(card.CALIBRATION, card.Verdict("ok", "made up"), 0.0),
-    Calibration("cpu", "2", {"update": grid}, time=1.0),
+    Calibration("cpu", "2", {}, {}, time=1.0),
 )
 card._plan_against_runs = lambda *_: card.CardLine(card.PLAN, card.Verdict("ok", "made up"), 0.0)
 from gptfit.cli import main

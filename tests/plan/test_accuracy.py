@@ -52,6 +52,16 @@ def test_tokens_per_second_are_within_the_aim(
     assert nine_tenths <= most
 
 
+def test_published_rows_of_geforce_cards_are_predicted_no_worse_than_they_were(accuracy: ModuleType) -> None:
+    import json
+
+    rows, _ = accuracy.facts.read()
+    used, _ = accuracy.facts.speed_rows(rows)
+    by_family = json.loads(accuracy.CROSS_VALIDATION.read_text())["by GPU family"]
+    middle, _ = accuracy.spread(by_family[row.id] for row in used if row.kind == "GeForce")
+    assert middle <= 0.079
+
+
 def test_rows_of_several_gpus_are_within_20_percent_by_constants_that_never_saw_them(accuracy: ModuleType) -> None:
     import json
 
@@ -62,11 +72,11 @@ def test_rows_of_several_gpus_are_within_20_percent_by_constants_that_never_saw_
     assert max(map(abs, held_out.values())) <= 0.20
 
 
-def test_memory_is_within_ten_percent_on_nine_of_ten_rows(accuracy: ModuleType) -> None:
+def test_memory_is_within_ten_percent_on_97_of_100_rows(accuracy: ModuleType) -> None:
     rows, _ = accuracy.facts.read()
     errors = accuracy.memory_errors(rows)
     assert len(errors) >= 30
-    assert sum(abs(error) <= 0.10 for error in errors.values()) >= 0.9 * len(errors)
+    assert sum(abs(error) <= 0.10 for error in errors.values()) >= 0.97 * len(errors)
 
 
 def test_fits_or_out_of_memory_is_right_on_95_percent(accuracy: ModuleType) -> None:

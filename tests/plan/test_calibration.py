@@ -1,4 +1,4 @@
-"""A plan from this device's own costs: interpolated, added up, kept in the cache, and used before a data sheet."""
+"""A plan from this device's own costs: added up, kept in the cache, and used before a data sheet."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from gptfit.plan.calibration import (
     record_of,
     step_parts,
 )
-from gptfit.plan.grid import Grid, grid_from_json, grid_of
 from gptfit.plan.propose import Wish, propose
 from gptfit.plan.result import DataFacts
 from gptfit.plan.setting import Setting
+from gptfit.plan.step_work import joined, kinds_of_work, micro_work
 from gptfit.shape import ModelShape
 from gptfit.tune.space import make_space
 from gptfit.tune.trials import Machine
@@ -42,69 +42,91 @@ SETTING = Setting(SHAPE, micro_batch=8, accumulation=4, dtype="float32", compile
 
 
 def made(device: str = "AMD EPYC, 2 threads", kind: str = "cpu", rate: float = 1e-11, time: float = 1.0) -> Calibration:
-    """A device whose costs are the same at every size, so that sums can be checked by hand."""
-    grids: dict[str, Grid] = {"lookup": _flat(1e-9, 1), "update": _flat(2e-9, 1)}
-    for dtype in ("float32", "bfloat16"):
-        grids |= {f"attention {dtype}": _flat(2e-10, 2), f"orthogonal {dtype}": _flat(1e-8, 1)}
-        grids |= {f"head {dtype} {part}": _flat(1e-10, 3) for part in ("whole", "chunked")}
-        grids |= {f"outside {arch} {dtype}": _flat(1e-8, 1) for arch in ("gpt2", "modern")}
+    """A device whose costs are round numbers, so that sums can be checked by hand; all of them go with the rate."""
+    micro_kinds, update_kinds = kinds_of_work()
+    costs = dict.fromkeys(micro_kinds, 0.0) | {
+        "blocks: token x weight": 6e-11,
+        "attention: token x channel x position": 1e-10,
+        "attention: token x channel x near position": 1e-10,
+        "loss: token x weight": 1e-10,
+        "stream: token x channel, modern": 1e-8,
+        "tables: weight": 1e-9,
+        "micro-step": 0.001,
+    }
+    updates = dict.fromkeys(update_kinds, 0.0) | {
+        "adamw: weight": 2e-9,
+        "muon: weight x channel": 1e-8,
+        "update": 0.002,
+    }
     ways = itertools.product(("gpt2", "modern"), ("float32", "bfloat16"), ("eager", "compiled"))
-    saved = {" ".join(way): 64.0 for way in ways}
-    grids |= {f"blocks {way}": _flat(6 * rate, 2) for way in saved}
-    context = {"eager": 2.5e8, "compiled": 7e8}
-    return Calibration(device, "2.13", grids, kind, "float32", saved, context, 0.001, 0.002, 2.0e10, time)
+    return Calibration(
+        device,
+        "2.13",
+        {dtype: _times(rate / 1e-11, costs) for dtype in ("float32", "bfloat16")},
+        {dtype: _times(rate / 1e-11, updates) for dtype in ("float32", "bfloat16")},
+        {"gpt2": [(128.0, 0.0)], "modern": [(128.0, 0.0), (256.0, 1e-9)]},
+        kind=kind,
+        saved_bytes={" ".join(way): 64.0 for way in ways},
+        context_bytes={"eager": 2.5e8, "compiled": 7e8},
+        total_bytes=2.0e10,
+        time=time,
+    )
 
 
-def _flat(value: float, axes: int) -> Grid:
-    return Grid(((1.0, 1e9),) * axes, (value,) * 2**axes)
+def _times(scale: float, costs: dict[str, float]) -> dict[str, float]:
+    return {kind: scale * cost for kind, cost in costs.items()}
 
 
-def test_a_grid_is_exact_at_its_places_and_straight_in_logarithms_between() -> None:
-    grid = grid_of({(x, y): x * y**2 for x in (1.0, 4.0, 16.0) for y in (2.0, 8.0)})
-    assert grid.at(4.0, 8.0) == pytest.approx(256.0)
-    assert grid.at(2.0, 4.0) == pytest.approx(32.0)  # a power law is reproduced everywhere
-    assert grid.at(0.1, 2.0) == pytest.approx(4.0)  # outside: the edge
-    assert grid.at(100.0, 100.0) == pytest.approx(16 * 64)
-    assert grid_from_json(json.loads(json.dumps(grid.as_json()))) == grid
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"axes": [[1, 2]], "values": [1]},
-        {"axes": [[2, 1]], "values": [1, 1]},
-        {"axes": [[1, 2]], "values": [1, -1]},
-        {"axes": [[1, 2]], "values": [1, "x"]},
-        {"axes": [[]], "values": []},
-    ],
-)
-def test_what_is_no_grid_is_refused(broken: dict[str, object]) -> None:
-    with pytest.raises(ValueError):
-        grid_from_json(broken)
-
-
-def test_a_step_is_the_sum_of_its_pieces() -> None:
+def test_a_step_is_the_sum_of_its_work() -> None:
     n, c, layers = 2048, 256, 4
     parts = step_parts(SETTING, made())
     assert parts["blocks"] == pytest.approx(4 * 72 * n * c**2 * layers * 1e-11)
     assert parts["attention"] == pytest.approx(4 * n * c * 256 * layers * 2e-10)
     assert parts["head and loss"] == pytest.approx(4 * n * c * 1024 * 1e-10)
-    assert parts["outside"] == pytest.approx(4 * (1e-8 * n * c + 1024 * c * 1e-9))
+    assert parts["outside"] == pytest.approx(4 * 1024 * c * 1e-9)
     assert parts["launches"] == pytest.approx(4 * 0.001)
-    assert parts["update"] == pytest.approx(SHAPE.n_weights * 2e-9)
+    assert parts["update"] == pytest.approx(SHAPE.n_weights * 2e-9 + 0.002)
     again = step_parts(replace(SETTING, checkpoint_activations=True), made())
     assert again["blocks"] == pytest.approx(parts["blocks"] * 4 / 3)
+    assert again["attention"] == pytest.approx(parts["attention"] * 4 / 3)
+    matrices = 12 * c**2 * layers
     muon = step_parts(replace(SETTING, optimizer="muon"), made())
-    assert muon["update"] > parts["update"]
+    assert muon["update"] == pytest.approx(0.002 + (SHAPE.n_weights - matrices) * 2e-9 + matrices * c * 1e-8)
 
 
-def test_between_two_widths_the_loss_is_a_softmax_and_products_in_proportion() -> None:
-    """Per logit 2 ns and 0.1 ns per channel, timed at 128 and 768: as much at 256, not the straight line of logarithms."""
-    per_channel = {c: (2e-9 + 1e-10 * c) / c for c in (128.0, 768.0)}
-    grid = grid_of({(n, c, v): per_channel[c] for n in (128.0, 1024.0) for c in per_channel for v in (256.0, 50304.0)})
-    calibration = replace(made(), grids={**made().grids, "head float32 whole": grid})
-    head = step_parts(SETTING, calibration)["head and loss"]
-    assert head == pytest.approx(4 * 2048 * 1024 * (2e-9 + 1e-10 * 256))
+def test_a_position_far_away_costs_at_least_half_of_what_all_cost() -> None:
+    """An attention kernel that works on 512 positions at a time skips what comes after a token only beyond them; a fit in
+    which near ones cost nothing by themselves must not make far ones free."""
+    near, far = (replace(SHAPE, block_size=positions) for positions in (512, 2048))
+    seconds = [step_parts(replace(SETTING, shape=shape, micro_batch=1), made())["attention"] for shape in (near, far)]
+    assert seconds[0] == pytest.approx(4 * 512 * 256 * 4 * 512 * 2e-10)
+    assert seconds[1] == pytest.approx(4 * 2048 * 256 * 4 * (512 * 2e-10 + 1536 * 0.5e-10))
+
+
+def test_in_chunks_the_heads_gradient_is_added_up_once_per_chunk() -> None:
+    chunked = replace(SETTING, chunked_loss=True)
+    whole, pieces = (joined(micro_work(setting)) for setting in (SETTING, chunked))
+    assert pieces["loss: chunk x weight"] == 2048 / memory.FITTED.chunk_tokens * 1024 * 256
+    assert (pieces["loss: token x entry"], pieces["loss: token x entry, in chunks"]) == (0, 2048 * 1024)
+    assert (whole["loss: token x entry"], whole["loss: token x entry, in chunks"]) == (2048 * 1024, 0)
+    assert pieces["loss: token x weight"] == whole["loss: token x weight"], "products are the same"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"costs": {"float32": {"blocks: layer": 1.0}}},
+        {"costs": {"float64x": {}}},
+        {"update_costs": {"float32": {**dict.fromkeys(kinds_of_work()[1], 1.0), "update": -1.0}}},
+        {"update_costs": {"float32": {**dict.fromkeys(kinds_of_work()[1], 1.0), "update": "x"}}},
+        {"saved_by_compiling": {"gpt2": [[256, 1e-9], [128, 1e-9]]}},
+        {"saved_by_compiling": {"gpt2": []}},
+        {"saved_by_compiling": {"gpt2": [[256]]}},
+    ],
+)
+def test_what_is_no_calibration_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        calibration_from_json({**made().as_json(), **broken})
 
 
 def test_auto_is_the_format_the_device_would_train_in() -> None:
@@ -123,6 +145,10 @@ def test_memory_of_a_cpu_is_the_process_and_what_lives_at_the_loss() -> None:
     compiled = memory_of(replace(SETTING, compile=True), made()).parts
     assert compiled["workspace"] == 7e8
     assert compiled["activations"] < parts["activations"], "compiled blocks have fewer passing tensors"
+    modern = replace(SETTING, shape=replace(SHAPE, arch="modern"), compile=True)
+    in_16_bits = replace(modern, dtype="bfloat16")
+    passing = memory_of(modern, made()).parts["activations"] - memory_of(in_16_bits, made()).parts["activations"]
+    assert passing == pytest.approx(4 * HEAP.passing_compiled * 2048 * 256)
 
 
 def test_a_head_of_its_own_leaves_fewer_holes_than_one_that_is_the_embedding() -> None:
@@ -154,6 +180,10 @@ def test_a_calibrated_card_is_planned_by_its_own_costs_and_in_a_narrower_range()
     fallen_back = speed.predict(odd, gpu, calibrated=made("x", "cuda"))
     assert fallen_back is not None
     assert fallen_back.tokens_per_s.basis == "fit", "an ingredient that was not timed"
+    elsewhere = replace(SETTING, optimizer_device="cpu")
+    on_host = speed.predict(elsewhere, gpu, calibrated=made("x", "cuda"))
+    assert on_host is not None
+    assert on_host.tokens_per_s.basis == "fit", "what goes over the bus was not timed"
 
 
 def test_the_newest_calibration_of_a_device_is_found_and_a_broken_one_skipped(tmp_path: Path) -> None:
@@ -162,8 +192,9 @@ def test_the_newest_calibration_of_a_device_is_found_and_a_broken_one_skipped(tm
     other = made("NVIDIA GeForce RTX 4070", "cuda", time=9.0)
     measured.append([record_of(fast), record_of(slow), record_of(other)], path)
     broken = record_of(fast)
-    broken.values["grids"] = {"attention float32": {"axes": [[1]], "values": [-1]}}
-    measured.append([replace(broken, time=99.0)], path)
+    broken.values["costs"] = {"float32": {"micro-step": -1}}
+    of_before = {name: value for name, value in record_of(fast).values.items() if "cost" not in name} | {"grids": {}}
+    measured.append([replace(broken, time=99.0), replace(broken, values=of_before, time=98.0)], path)
     known = measured.read(path)
     assert newest(known, None) == fast
     assert newest(known, "NVIDIA GeForce RTX 4070") == other

@@ -302,7 +302,7 @@ def known_speed(gpu: GPU, setting: Setting) -> speed.Speed:
     return found
 
 
-CPU = Calibration("cpu", "2.9", {}, kind="cpu", context_bytes={"eager": 1.0})
+CPU = Calibration("cpu", "2.9", {}, {}, kind="cpu", context_bytes={"eager": 1.0})
 
 
 @pytest.mark.parametrize(
