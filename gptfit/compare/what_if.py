@@ -13,9 +13,9 @@ from gptfit.compare.facts import RunFacts
 from gptfit.config.keys import DEFAULTS, KEYS, TUNABLE, TrainConfig
 from gptfit.estimate import Estimate
 from gptfit.gpus import GPU
-from gptfit.plan.calibration import Calibration, newest
-from gptfit.plan.resolve import PLANNED_KEYS, on_card, setting_of
-from gptfit.plan.speed import predict
+from gptfit.plan.calibration import Calibration, newest, place_for
+from gptfit.plan.resolve import PLANNED_KEYS, setting_of
+from gptfit.plan.speed import Speed, from_calibration, predict
 from gptfit.shell import command
 
 if TYPE_CHECKING:
@@ -43,9 +43,11 @@ def what_if(comparison: Comparison) -> tuple[WhatIf, ...]:
     a, b = comparison.runs
     base, gpu = a.as_config(), a.gpu
     changes = [change for change in comparison.differences.changed if change.on_speed and _modelled(change)]
-    if base is None or gpu is None or gpu != b.gpu or not 1 <= len(changes) <= MOST_CHANGES:
-        return ()
     own = newest(measured.read(), a.device_name) if a.device_name and a.device_name == b.device_name else None
+    if gpu != b.gpu or (gpu is None and own is None):
+        return ()
+    if base is None or not 1 <= len(changes) <= MOST_CHANGES:
+        return ()
     found = []
     for size in range(len(changes) + 1):
         for chosen in itertools.combinations(changes, size):
@@ -67,14 +69,20 @@ def _seen(a: RunFacts, b: RunFacts, chosen: tuple[Change, ...], changes: list[Ch
 def _predict(
     base: TrainConfig,
     b: RunFacts,
-    gpu: GPU,
+    gpu: GPU | None,
     chosen: tuple[Change, ...],
     seen: float | None,
-    own: Calibration | None = None,
+    own: Calibration | None,
 ) -> WhatIf | None:
+    """On a card, or on what was calibrated."""
     values = base.as_dict() | {key: b.config[key] for change in chosen for key in change.keys}
     config = TrainConfig.unchecked(**values)
-    speed = predict(setting_of(config, config.shape(), on_card(gpu), b.processes), gpu, calibrated=own)
+    setting = setting_of(config, config.shape(), place_for(gpu, None, own), b.processes)
+    speed: Speed | None = None
+    if gpu is not None:
+        speed = predict(setting, gpu, calibrated=own)
+    elif own is not None and own.knows(setting):
+        speed = from_calibration(setting, own)
     if speed is None:
         return None
     return WhatIf(tuple(change.key for change in chosen), speed.tokens_per_s, speed.mfu, seen)

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from gptfit import measured
 from gptfit.cli import main
 from gptfit.compare.comparison import compare_runs
 from gptfit.compare.comparison_json import comparison_json
 from gptfit.compare.sentences import explain
 from gptfit.logs.open_run import open_run
 from gptfit.logs.runlog import RunLog
+from gptfit.plan.calibration import record_of, step_parts
+from gptfit.plan.setting import Setting
+from gptfit.shape import ModelShape
 from gptfit.shell import command
 from tests.made_logs import LARGE_LOG, SMALL_LOG, MakeRun
+from tests.plan.test_calibration import made as calibrated
 
 
 def as_json(runs: list[RunLog], gpu: str | None = None) -> dict[str, object]:
@@ -267,3 +272,29 @@ def test_a_run_that_answers_is_not_ahead_of_one_that_reads(make_run: MakeRun) ->
     assert explain(found).verdict == (
         "No winner can be named: the losses of answers are over the assistant's words alone, those of reads over all of a text."
     )
+
+
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_on_a_calibrated_machine_every_combination_is_planned_by_its_own_costs(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_calibrated: bool
+) -> None:
+    """A CPU has no data sheet: without a calibration nothing can be said of what one change alone would have done."""
+    monkeypatch.setenv("GPTFIT_CACHE", str(tmp_path / "cache"))
+    own = calibrated()
+    if is_calibrated:
+        measured.append([record_of(own)])
+    keys = {"dtype": "float32", "compile": False}
+    runs = [
+        open_run(make_run(name, device={"name": own.device, "dtype": "float32"}, config={**keys, **more}))
+        for name, more in (("a", {}), ("b", {"n_layer": 4, "batch_size": 8}))
+    ]
+    rows = {tuple(sorted(row["changes"])): row["tokens_per_s"] for row in as_json(runs)["what_if"]}  # type: ignore[attr-defined]
+    if not is_calibrated:
+        assert rows == {}
+        return
+    assert set(rows) == {(), ("micro-batch",), ("n_layer",), ("micro-batch", "n_layer")}
+    assert {speed["basis"] for speed in rows.values()} == {"calibrated"}
+    shape = ModelShape(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=256)
+    setting = Setting(shape, 4, dtype="float32", compile=False)
+    seconds = sum(step_parts(setting, own).values())
+    assert rows[()]["value"] == pytest.approx(setting.tokens_per_step / seconds)
