@@ -9,7 +9,7 @@ import _losses
 from _recipe_compare import STEP_TARGET, Comparison, seeds, spread
 from _recipe_epochs import CASES, gains_of
 from _recipe_epochs import TARGET as EPOCHS_TARGET
-from _recipe_groups import HORIZONS, SHARE, WHOLE, read_groups, shorter_line
+from _recipe_groups import HORIZONS, SHARE, WHOLE, read_curves, read_groups, shorter_line
 from _recipe_groups import KEPT as GROUPS_KEPT
 from _recipe_own import TARGET as OWN_TARGET
 from _recipe_own import own_found
@@ -59,8 +59,9 @@ def _groups() -> str:
         for row in read_groups(kept, steps):
             if row.group is WHOLE and row.tokens_share:
                 said.append(f"{row.tokens_share:.2f} on the way to {steps:,} steps, {len(row.curves)} seeds")
-                first = statistics.fmean(curve.final for curve in row.before)
-                said += [line] if (line := shorter_line(kept, steps, first)) else []
+        if first := read_curves(kept, steps, {}):
+            line = shorter_line(kept, steps, statistics.fmean(curve.final for curve in first))
+            said += [line] if line else []
     return ", ".join(said) or NOT_YET
 
 

@@ -189,14 +189,15 @@ def run_groups(runner: Runner, kept: Kept, seeds: int, jobs: int, steps: int = S
             print(f"{said}: {found.group.name}: gain {spread(found.gains, 4)}", flush=True)
 
 
+def read_curves(kept: Kept, steps: int, keys: dict[str, Any]) -> list[Curve]:
+    """The seeds that were run with these keys beyond the first edition's."""
+    found = (kept.find(run_name(keys, seed, steps)) for seed in range(1, SEEDS + 1))
+    return [curve for curve in takewhile(bool, found) if curve]
+
+
 def read_groups(kept: Kept, steps: int) -> list[Found]:
     """What the kept runs of this length say, as far as they go."""
-
-    def curves(keys: dict[str, Any]) -> list[Curve]:
-        found = (kept.find(run_name(keys, seed, steps)) for seed in range(1, SEEDS + 1))
-        return [curve for curve in takewhile(bool, found) if curve]
-
-    return list(walk(curves))
+    return list(walk(partial(read_curves, kept, steps)))
 
 
 def read_shorter(kept: Kept, steps: int) -> list[Curve]:
@@ -225,10 +226,9 @@ def group_lines() -> list[str]:
     """The section of docs/recipe.md."""
     kept, lines = Kept(KEPT), []
     for steps in HORIZONS:
-        if rows := read_groups(kept, steps):
-            lines += ["", *_table(rows, steps)]
-            first = statistics.fmean(curve.final for curve in rows[0].before)
-            if said := shorter_line(kept, steps, first):
+        if first := read_curves(kept, steps, {}):
+            lines += ["", *_table(first, read_groups(kept, steps), steps)]
+            if said := shorter_line(kept, steps, statistics.fmean(curve.final for curve in first)):
                 about = f"The recipe as it is, with batch and momentum of its length ({_keys_parameters(steps):,} parameters), {said}."
                 lines += ["", *textwrap.wrap(about, WIDTH)]
     return lines
@@ -238,13 +238,15 @@ def _keys_parameters(steps: int) -> int:
     return parameters(FIRST_EDITION | recipe_keys(shorter(steps)))
 
 
-def _table(rows: list[Found], steps: int) -> list[str]:
-    first = [curve.final for curve in rows[0].before]
-    tokens = steps * SETUP.tokens_per_step
+def _table(first: list[Curve], rows: list[Found], steps: int) -> list[str]:
+    """Only its first lines where no group was run at this length."""
+    tokens, finals = steps * SETUP.tokens_per_step, [curve.final for curve in first]
     about = (
         f"{steps:,} steps of {SETUP.tokens_per_step:,} tokens, {tokens:,} in all; first edition "
-        f"({parameters(FIRST_EDITION):,} parameters): {spread(first, 4)}, {len(first)} seeds."
+        f"({parameters(FIRST_EDITION):,} parameters): {spread(finals, 4)}, {len(finals)} seeds."
     )
+    if not rows:
+        return textwrap.wrap(about, WIDTH)
     lines = [
         textwrap.fill(about, WIDTH),
         "",
