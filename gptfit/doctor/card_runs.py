@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from gptfit.train.train import train
 VOCAB_SIZE = 97
 BATCHES = 500
 LOSS_TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
+# Of a gradient's norm: rounding in another order shows there first.
+NORM_TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 5e-2}
 REPORT = "please report card.json"
 # Blocks that calibration times compiled, which then finds them in the compiler's cache.
 CALIBRATED = {"n_embd": 256, "n_head": 4, "block_size": 128, "batch_size": 8}
@@ -48,7 +51,7 @@ def compiled_modern(device: Device) -> Verdict:
 
 
 def _compiled(device: Device, variants: dict[str, dict[str, Any]]) -> Verdict:
-    """Nothing may be compiled after the warm-up, and losses must be those of eager training."""
+    """Nothing may be compiled after the warm-up, and losses and gradients must be those of eager training."""
     problem = find_compile_problem(device)
     if problem:
         text = f"torch.compile does not work: {problem}"
@@ -56,29 +59,29 @@ def _compiled(device: Device, variants: dict[str, dict[str, Any]]) -> Verdict:
     wrong: list[str] = []
     values: dict[str, Any] = {}
     for name, changes in variants.items():
-        again, difference = _compile_and_compare(device, changes)
-        values[name] = {"compiled_after_warm_up": again, "loss_difference": difference}
-        # Dropout draws other numbers in compiled code.
-        if again or (name != "dropout" and not difference <= LOSS_TOLERANCE[device.dtype]):
+        again, loss, norm = _compile_and_compare(device, changes)
+        values[name] = {"compiled_after_warm_up": again, "loss_difference": loss, "gradient_difference": norm}
+        is_equal = loss <= LOSS_TOLERANCE[device.dtype] and norm <= NORM_TOLERANCE[device.dtype]
+        if again or (name != "dropout" and not is_equal):  # which draws other numbers in compiled code
             wrong.append(name)
-    text = f"{', '.join(variants)}: nothing compiled after warm-up, losses as eager"
+    text = f"{', '.join(variants)}: nothing compiled after warm-up, losses and gradients as eager"
     if wrong:
         return Verdict("error", f"compiled models differ: {', '.join(wrong)}", f"{REPORT}; use --compile=False", values)
     return Verdict("ok", text, values=values)
 
 
-def _compile_and_compare(device: Device, changes: dict[str, Any]) -> tuple[int, float]:
-    """(graphs compiled after the warm-up, largest relative difference of a step's loss)."""
-    losses: dict[bool, list[float]] = {}
+def _compile_and_compare(device: Device, changes: dict[str, Any]) -> tuple[int, float, float]:
+    """(graphs compiled after the warm-up, largest relative difference of a step's loss, the same of its gradient's norm)."""
+    runs: dict[bool, list[Step]] = {}
     graphs: list[int] = []
     for is_compiled in (True, False):
-        found: list[float] = []
+        found: list[Step] = []
 
-        def heard(event: Event, found: list[float] = found) -> None:
+        def heard(event: Event, found: list[Step] = found) -> None:
             if isinstance(event, Message) and event.kind == "compile":
                 graphs.append(_graphs())
-            if isinstance(event, Step) and event.loss is not None:
-                found.append(event.loss)
+            if isinstance(event, Step):
+                found.append(event)
 
         with tempfile.TemporaryDirectory() as folder:
             torch.compiler.reset()
@@ -86,9 +89,19 @@ def _compile_and_compare(device: Device, changes: dict[str, Any]) -> tuple[int, 
             train(_config(device, Path(folder), compile=is_compiled, eval_iters=4, max_iters=4, **changes), heard)
         if is_compiled:
             graphs.append(_graphs())
-        losses[is_compiled] = found
-    differences = [abs(a - b) / abs(b) for a, b in zip(losses[True], losses[False], strict=True)]
-    return graphs[-1] - graphs[0], worst(differences)
+        runs[is_compiled] = found
+    both = list(zip(runs[True], runs[False], strict=True))
+    losses, norms = (
+        [_difference(getattr(a, name), getattr(b, name)) for a, b in both] for name in ("loss", "grad_norm")
+    )
+    return graphs[-1] - graphs[0], worst(losses), worst(norms)
+
+
+def _difference(value: float | None, expected: float | None) -> float:
+    """Relative. A step that eager training skipped, as float16 does until it finds its scale, says nothing."""
+    if not expected or not math.isfinite(expected):
+        return 0.0
+    return math.nan if value is None else abs(value - expected) / abs(expected)
 
 
 def _graphs() -> int:

@@ -102,7 +102,7 @@ def test_where_the_check_of_compiled_models_finds_no_compiler_nothing_compiled_i
 
     some_checks(monkeypatch, "compiled gpt2", "compiled modern")
     monkeypatch.setattr(card_runs, "find_compile_problem", lambda device: problem)
-    monkeypatch.setattr(card_runs, "_compile_and_compare", lambda device, changes: (0, 0.0))
+    monkeypatch.setattr(card_runs, "_compile_and_compare", lambda device, changes: (0, 0.0, 0.0))
     monkeypatch.setattr(card, "run_process", run_here)
     monkeypatch.setattr(card, "calibrate", calibrate)
     examine_card(CPU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -119,15 +120,28 @@ def test_attention_without_the_flash_kernel_is_a_warning(cpu: Device, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("again", "difference", "level"),
-    [(0, 1e-6, "ok"), (1, 1e-6, "error"), (0, 0.01, "error"), (0, float("nan"), "error")],
+    ("again", "loss", "norm", "level"),
+    [
+        (0, 1e-6, 1e-6, "ok"),
+        (1, 1e-6, 1e-6, "error"),
+        (0, 0.01, 1e-6, "error"),
+        (0, float("nan"), 1e-6, "error"),
+        (0, 1e-6, 0.2, "error"),
+        (0, 1e-6, float("nan"), "error"),
+    ],
 )
-def test_a_model_compiled_again_or_with_other_losses_is_a_problem(
-    cpu: Device, monkeypatch: pytest.MonkeyPatch, again: int, difference: float, level: str
+def test_a_model_compiled_again_or_with_other_losses_or_gradients_is_a_problem(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch, again: int, loss: float, norm: float, level: str
 ) -> None:
     monkeypatch.setattr(card_runs, "find_compile_problem", lambda device: None)
-    monkeypatch.setattr(card_runs, "_compile_and_compare", lambda device, changes: (again, difference))
+    monkeypatch.setattr(card_runs, "_compile_and_compare", lambda device, changes: (again, loss, norm))
     assert card_runs.compiled_gpt2(cpu).level == card_runs.compiled_modern(cpu).level == level
+
+
+def test_a_step_that_eager_training_skipped_says_nothing_of_the_compiled_one() -> None:
+    assert card_runs._difference(3.0, math.inf) == card_runs._difference(3.0, math.nan) == 0.0
+    assert math.isnan(card_runs._difference(math.nan, 3.0))
+    assert card_runs._difference(3.3, 3.0) == pytest.approx(0.1)
 
 
 def test_a_float16_overflow_is_skipped_and_the_next_updates_go_on(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
