@@ -169,7 +169,7 @@ def _speed_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield "", f"{own}; {percent(speed.mfu_a100, 1)} as nanoGPT prints it (A100)", peak.basis
     if speed.shares:
         shares = sorted(speed.shares.items(), key=lambda item: -item[1])
-        yield "", ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= LEAST_SHARE), "fit"
+        yield "", ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= LEAST_SHARE), rate.basis
 
 
 def _several_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
