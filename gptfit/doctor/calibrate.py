@@ -42,7 +42,7 @@ def measure_costs(
         device=device.name,
         torch=torch.__version__,
         costs={dtype: micro_costs(dtype, timed) for dtype, timed in models.items()},
-        update_costs={dtype: costs_of_updates(dtype, timed) for dtype, timed in models.items()},
+        update_costs={dtype: costs for dtype, timed in models.items() if (costs := costs_of_updates(dtype, timed))},
         saved_by_compiling=saved,
         kind=device.kind,
         dtype=device.dtype,
@@ -57,8 +57,10 @@ def micro_costs(dtype: str, timed: Sequence[Timed]) -> dict[str, float]:
 
 
 def costs_of_updates(dtype: str, timed: Sequence[Timed]) -> dict[str, float]:
+    """None where every update was skipped: a plan then does not know the format."""
     samples = [(update_work(each.model.setting(dtype)), each.update_s) for each in timed]
-    return fit_costs([Observed(work, seconds) for work, seconds in samples if seconds is not None])
+    found = [Observed(work, seconds) for work, seconds in samples if seconds is not None]
+    return fit_costs(found) if found else {}
 
 
 def tiny_config(config: TrainConfig, compiled: bool) -> TrainConfig:

@@ -46,9 +46,8 @@ COMPILED_LAYERS, COMPILED_ROWS, COMPILED_VOCABULARY = 4, 8, 300
 LEAST = 20  # models of each format, however long they take: there are nearly as many kinds of work
 TURNS, TURN_S = 9, 0.06
 
-Saved = dict[
-    str, list[tuple[float, float]]
-]  # by architecture: width, and seconds less per token and channel of a block
+# By architecture: width, and seconds less per token and channel of a block.
+Saved = dict[str, list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def _is_possible(model: Drawn, before: Sequence[Timed], device: Device) -> bool:
 
 
 def _timed_or_none(device: Device, model: Drawn) -> list[Timed]:
-    """None where memory ran out: what is free was misjudged, and there are others."""
+    """Nothing where memory ran out: what is free was misjudged, and there are others."""
     try:
         return [_time_model(device, model)]
     except (RuntimeError, MemoryError) as error:

@@ -30,9 +30,8 @@ def micro_work(setting: Setting) -> Mapping[str, Work]:
     near = min(shape.block_size, ATTENTION_BLOCK)
     matrices, head = block_weights(shape), shape.vocab_size * shape.n_embd
     logits = tokens * shape.vocab_size
-    chunks = (
-        math.ceil(tokens / FITTED.chunk_tokens) if setting.chunked_loss else 0
-    )  # the head's gradient is added up as often
+    # The head's gradient is added up once per chunk.
+    chunks = math.ceil(tokens / FITTED.chunk_tokens) if setting.chunked_loss else 0
     channels = tokens * shape.n_embd
     return {
         "blocks": {

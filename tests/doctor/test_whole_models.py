@@ -12,7 +12,7 @@ import pytest
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import Device, find_device
 from gptfit.doctor import whole_models
-from gptfit.doctor.calibrate import complete
+from gptfit.doctor.calibrate import complete, costs_of_updates
 from gptfit.doctor.whole_models import Drawn, Timed, plain_engine, saved_by_compiling, time_models
 from gptfit.plan.calibration import micro_seconds, step_parts
 from gptfit.plan.setting import Setting
@@ -127,6 +127,13 @@ def test_a_model_is_timed_with_an_update_after_a_micro_step_of_its_own() -> None
     assert 0 < timed.micro_s < 5
     assert timed.update_s is not None
     assert 0 < timed.update_s < 5
+
+
+def test_a_format_whose_updates_were_all_skipped_is_not_known() -> None:
+    model = Drawn(ModelShape(1, 2, 128, 64, 257), 1, "adamw", False)
+    assert costs_of_updates("float32", [Timed(model, 0.1, None)] * 3) == {}
+    assert costs_of_updates("float32", [Timed(model, 0.1, None), Timed(model, 0.1, 0.01)])
+    assert not replace(made(), update_costs={}).knows(model.setting("float32"))
 
 
 def test_compiled_models_are_held_against_the_same_ones_eager(monkeypatch: pytest.MonkeyPatch) -> None:
