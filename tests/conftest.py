@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gptfit.device import cpu_rate
-from gptfit.device.cpu_tiles import avoid_broken_tiles
 from gptfit.files import cache_folder
 
 REPO = Path(__file__).resolve().parent.parent
@@ -45,6 +44,8 @@ TESTS_BETWEEN_FREEZES = 20
 
 def pytest_configure() -> None:
     """As `find_device` does it, for tests that multiply without asking for a device."""
+    from gptfit.device.cpu_tiles import avoid_broken_tiles  # with torch, which reads the number of threads
+
     avoid_broken_tiles()
 
 
