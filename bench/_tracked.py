@@ -13,7 +13,6 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from gptfit.config.keys import TrainConfig
 from gptfit.device.device import find_device
 from gptfit.model import head
-from gptfit.model.tables import Table
 from gptfit.train.engine import Engine, build_engine
 from gptfit.train.kept_state import KeptStateOptimizer
 
@@ -35,6 +34,8 @@ def device_peak(config: TrainConfig) -> int:
 
 def _peak(config: TrainConfig) -> int:
     engine = build_engine(config, config.shape(), find_device(config))
+    for table in () if engine.model.tables_on_host else engine.model.tables():
+        table.fetch = None  # on a card autograd makes their gradients
     ids = torch.zeros(config.batch_size, config.block_size, dtype=torch.long)
     tracker = MemTracker()
     tracker.track_external(engine.model, engine.optimizer, ids)
@@ -59,8 +60,7 @@ def host_bytes(engine: Engine) -> int:
     """State that is kept in host memory, and tables with their gradients and state; on a CPU all of it is in one place."""
     optimizer, total = engine.optimizer, 0
     if engine.model.tables_on_host:
-        tables = [module.weight for module in engine.model.modules() if isinstance(module, Table)]
-        away = {*tables, engine.model.lm_head.weight}
+        away = {*(table.weight for table in engine.model.tables()), engine.model.lm_head.weight}
         total += sum(2 * weight.nbytes for weight in away)  # the gradient is as large
         if not isinstance(optimizer, KeptStateOptimizer):
             states = [value for weight in away for value in optimizer.state[weight].values()]

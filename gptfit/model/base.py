@@ -73,6 +73,9 @@ class LanguageModel(nn.Module, ABC):
         """What is whole only while it is at work, where a model is divided; the rest is whole for a micro-step."""
         return list(self.transformer["h"].children())
 
+    def tables(self) -> list[Table]:
+        return [module for module in self.modules() if isinstance(module, Table)]
+
     @abstractmethod
     def hidden(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:
         """(B, T) token ids -> (B, T, C) states after the last norm; with a cache, `idx` follows what it holds."""
@@ -100,10 +103,9 @@ class LanguageModel(nn.Module, ABC):
     def keep_tables_on_host(self, pinned: Callable[[Tensor], Tensor]) -> None:
         """Embeddings, tables and head stay, or go, there; `pinned` makes host memory that copies without waiting."""
         self.tables_on_host = True
-        tables = [module for module in self.modules() if isinstance(module, Table)]
-        for table in tables:
+        for table in self.tables():
             table.keep_on_host()
-        for weight in {*(table.weight for table in tables), self.lm_head.weight}:  # a tied one once
+        for weight in {*(table.weight for table in self.tables()), self.lm_head.weight}:  # a tied one once
             weight.data = pinned(weight.data.to("cpu"))
 
     def logits(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:

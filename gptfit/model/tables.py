@@ -1,6 +1,7 @@
-"""Look-up tables whose weights may stay in host memory: rows are fetched from there, and their gradients added there.
+"""Look-up tables. Where a table is in host memory the gradients of its rows are added up in place, and so they are on a CPU.
 
-On the device there are only the rows of a micro-batch and, for the time of the loss, the head in the products' format.
+Autograd makes a gradient as large as the table for every look-up, nearly all of it zeros. Of a table in host memory the
+device has only the rows of a micro-batch and, for the time of the loss, the head in the products' format.
 """
 
 from __future__ import annotations
@@ -10,42 +11,66 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Table(nn.Embedding):
     """An embedding; `keep_on_host` once its weights are there."""
 
-    fetch: Callable[[Tensor, Tensor], Tensor] | None = None
+    fetch: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+    touched: Tensor | None = None  # which rows have a gradient, once those without need not be looked at
 
     def keep_on_host(self) -> None:
         # Not a decorator: it imports the compiler, seconds that most programs can do without.
-        self.fetch = torch.compiler.disable(_rows_from_host)  # type: ignore[no-untyped-call]
+        self.fetch = torch.compiler.disable(_rows)  # type: ignore[no-untyped-call]
+
+    def keep_gradient(self) -> None:
+        """Between updates, too, as zeros: of what an update and the next micro-steps do, rows nobody looked up have none.
+
+        For a table on the CPU that nothing but look-ups gives a gradient.
+        """
+        self.fetch, self.touched = _rows, torch.zeros(self.num_embeddings, dtype=torch.bool)
+
+    def gradient_rows(self) -> Tensor | None:
+        """All of the gradient that is not zero."""
+        gradient = self.weight.grad
+        if gradient is None or self.touched is None:
+            return gradient
+        rows = self.touched.nonzero().squeeze(1)
+        return gradient if 2 * len(rows) > len(gradient) else gradient[rows]
+
+    def forget_gradient(self) -> None:
+        assert self.touched is not None
+        if self.weight.grad is not None:
+            self.weight.grad.index_fill_(0, self.touched.nonzero().squeeze(1), 0.0)
+        self.touched.zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids) if self.fetch is None else self.fetch(self.weight, ids)
+        return super().forward(ids) if self.fetch is None else self.fetch(self.weight, ids, self.touched)
 
 
-def _rows_from_host(weight: Tensor, ids: Tensor) -> Tensor:
-    return _HostRows.apply(weight, ids)  # type: ignore[no-any-return, no-untyped-call]
+def _rows(weight: Tensor, ids: Tensor, touched: Tensor | None) -> Tensor:
+    return _Rows.apply(weight, ids, touched)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _HostRows(torch.autograd.Function):
-    """Gradients go straight into the table's own: a dense one for every look-up would be as large as the table."""
+class _Rows(torch.autograd.Function):
+    """The weight has no gradient for autograd; what there is goes straight into its own."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-        ctx.weight, ctx.ids = weight, ids.to(weight.device)
-        rows = weight.detach()[ctx.ids]
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, touched: Tensor | None) -> Tensor:
+        ctx.weight, ctx.ids, ctx.touched = weight, ids.to(weight.device), touched
+        rows = F.embedding(ctx.ids, weight.detach())
         return (rows.pin_memory() if ids.is_cuda else rows).to(ids.device, non_blocking=True)
 
     @staticmethod
-    def backward(ctx: Any, grad_rows: Tensor) -> tuple[None, None]:
-        weight = ctx.weight
+    def backward(ctx: Any, grad_rows: Tensor) -> tuple[None, None, None]:
+        weight, ids = ctx.weight, ctx.ids.flatten()
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        rows = grad_rows.to(weight.device, weight.dtype).flatten(0, -2)
-        weight.grad.index_add_(0, ctx.ids.flatten(), rows)
-        return None, None
+        if ctx.touched is not None:
+            ctx.touched[ids] = True  # before they are: where memory runs out in between they are still forgotten
+        weight.grad.index_add_(0, ids, grad_rows.to(weight.device, weight.dtype).flatten(0, -2))
+        return None, None, None
 
 
 def on_device(weight: Tensor, device: torch.device) -> Tensor:

@@ -33,6 +33,7 @@ def micro_work(setting: Setting) -> Mapping[str, Work]:
     # The head's gradient is added up once per chunk.
     chunks = math.ceil(tokens / FITTED.chunk_tokens) if setting.chunked_loss else 0
     channels = tokens * shape.n_embd
+    looked_up = shape.sizes["embedding"] + shape.sizes["table"]
     return {
         "blocks": {
             "blocks: token x weight": tokens * matrices * again,
@@ -55,7 +56,12 @@ def micro_work(setting: Setting) -> Mapping[str, Work]:
             "loss: token x entry, in chunks": logits if setting.chunked_loss else 0,
             "loss: chunk x weight": chunks * head,
         },
-        "outside": {"tables: weight": looked_up(shape), "stream: token x channel, modern": channels * is_modern},
+        # Untied ones cost a CPU nothing per weight: only rows that were looked up have a gradient there.
+        "outside": {
+            "tables: weight": 0 if shape.is_tied else looked_up,
+            "tables: weight, tied": looked_up if shape.is_tied else 0,
+            "stream: token x channel, modern": channels * is_modern,
+        },
         "launches": {"micro-step": 1},
     }
 
@@ -77,11 +83,6 @@ def update_work(setting: Setting) -> Work:
 
 def block_weights(shape: ModelShape) -> int:
     return shape.sizes["matrix"]
-
-
-def looked_up(shape: ModelShape) -> int:
-    """Weights of the embedding and of every table beside it."""
-    return shape.sizes["embedding"] + shape.sizes["table"]
 
 
 def joined(work: Mapping[str, Work]) -> Work:

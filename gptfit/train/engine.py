@@ -240,7 +240,7 @@ class Engine:
         if share is not None:
             _take_mean_of_counted(parameters, share)
         try:
-            norm = self.parallel.total_norm(self._total_norm([p.grad for p in parameters if p.grad is not None]))
+            norm = self.parallel.total_norm(self._total_norm(self.parallel.gradients()))
             mean_loss = self.processes.average(loss_sum / micro_steps)
             mean_loss = mean_loss if share is None else mean_loss / share
             loss, grad_norm = torch.stack([mean_loss.float(), norm.float().to(mean_loss.device)]).tolist()
@@ -400,6 +400,8 @@ def build_engine(config: TrainConfig, shape: ModelShape, device: Device, process
     parallel = make_parallel(forward, model, parameters, device, processes)
     # Where memory is the allocator's and gradients live through the peak anyway.
     parallel.keeps_gradients = processes.is_alone and device.kind == "cuda" and config.accumulation(1) > 1
+    if processes.is_alone and device.kind == "cpu":  # a card's compiled graph has the look-ups in it
+        parallel.keep_gradients_of(table for table in model.tables() if table.weight is not model.lm_head.weight)
     if processes.any_of([not setting.sums_late], device)[0]:
         parallel.sum_in_every_micro_step()
     ahead = LookAhead(optimizer, config.max_iters) if config.lookahead else None

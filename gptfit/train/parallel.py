@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gptfit.device.device import Device
 from gptfit.device.processes import Processes
+from gptfit.model.tables import Table
 
 # Buffers are constants, which nobody needs to send; torch 2.13 calls that otherwise.
 _NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -50,6 +51,7 @@ class Alone:
     def __init__(self, forward: Forward, parameters: Mapping[str, nn.Parameter]) -> None:
         self._forward, self.parameters = forward, parameters
         self.keeps_gradients = False
+        self.tables: dict[Tensor, Table] = {}  # whose gradients are kept, and only their rows looked at
 
     def begin(self, passes: Passes) -> None:
         """Nothing was exchanged for these yet."""
@@ -67,8 +69,25 @@ class Alone:
         """After an update was given up, by all processes together; the model may have been compiled anew."""
         self._forward = forward
 
+    def keep_gradients_of(self, tables: Iterable[Table]) -> None:
+        for table in tables:
+            table.keep_gradient()
+            self.tables[table.weight] = table
+
     def forget_gradients(self, optimizer: Optimizer) -> None:
-        optimizer.zero_grad(set_to_none=not self.keeps_gradients)
+        if self.keeps_gradients:
+            optimizer.zero_grad(set_to_none=False)
+            return
+        for parameter in self.parameters.values():
+            if parameter in self.tables:
+                self.tables[parameter].forget_gradient()
+            else:
+                parameter.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """All that is not zero."""
+        found = (self.tables[p].gradient_rows() if p in self.tables else p.grad for p in self.parameters.values())
+        return [gradient for gradient in found if gradient is not None]
 
     def hand_over_gradients(self) -> None:
         """To `parameters`, after the last micro-step, where they are not the model's own."""
