@@ -13,7 +13,7 @@ from _recipe_compare import EDITION, Comparison, read_found, table
 from _recipe_epochs import epoch_lines
 from _recipe_groups import group_lines
 from _recipe_own import own_lines
-from _recipe_runs import REPO, Setup
+from _recipe_runs import REPO, TURNS, Setup
 
 RESULTS = REPO / "bench" / "recipe_results.json"
 DOC = REPO / "docs" / "recipe.md"
@@ -132,8 +132,9 @@ def _beside_nanogpt(comparisons: list[Comparison]) -> list[str]:
         "it printed 4.0404 and 4.0430 at its end, over the same draw of windows."
     )
     seconds = (
-        "Seconds are steps times the time of a step, measured in turns: nanoGPT as it ships for a CPU, in float32 "
-        "without torch.compile, gptfit with it; no evaluations. With a first start: and the rest of both commands, "
+        "Seconds are steps times the time of a step: nanoGPT as it ships for a CPU, in float32 without torch.compile, "
+        "gptfit with it; no evaluations. A step against gpt2's: `gptfit train` with either recipe and nanoGPT's batch in "
+        f"turns, step by step, medians of {TURNS}. With a first start: and the rest of both commands, "
         "imports, the compilation on a machine that has compiled nothing yet, and gptfit's checkpoints (nanoGPT's are in "
         "its steps). Losses that were had again beside other work stand beside the times of the run before."
     )

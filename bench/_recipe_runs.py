@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ REPO = Path(__file__).resolve().parent.parent
 EVAL_LINE = re.compile(r"^step (\d+): train loss [\d.]+, val loss ([\d.]+)", re.MULTILINE)
 ITER_LINE = re.compile(r"^iter (\d+): loss [\d.]+, time ([\d.]+)ms", re.MULTILINE)
 
+TURNS = 40  # of two ways to train, step by step; medians of 14 were up to 1 % from one measurement to the next
 VOCABULARY = {"bytes": 257, "gpt2": 50_304}
 
 
@@ -214,7 +216,7 @@ class Runner:
         Its seed is replaced and, for another number format, the line that has it use one on a card only.
         """
         assert self.nanogpt is not None
-        place = place or self._new_folder("nanogpt")
+        kept, place = place, place or self._new_folder("nanogpt")
         source = (self.nanogpt / "train.py").read_text(encoding="utf-8")
         source = replaced(source, "manual_seed(1337 ", f"manual_seed({seed} ")
         if dtype != "float32":
@@ -241,6 +243,8 @@ class Runner:
         keys |= changes
         words = [sys.executable, str(place / "train.py"), *(f"--{key}={value}" for key, value in keys.items())]
         text, seconds = self._run(words, place, {"PYTHONPATH": str(self.nanogpt)})
+        if not kept:
+            shutil.rmtree(place)
         times = [(int(step), float(ms)) for step, ms in ITER_LINE.findall(text)]
         # nanoGPT counts an evaluation into the iteration that follows it.
         clean = [ms for step, ms in times if step % keys["eval_interval"]]
@@ -253,24 +257,63 @@ class Runner:
 
         In a `place` where it was stopped before, it goes on from its last checkpoint.
         """
-        place = place or self._new_folder("gptfit")
+        kept, place = place, place or self._new_folder("gptfit")
         out = place / "out"
-        recipe = changes.pop("recipe", "modern")
-        keys = setup.keys | {"dataset": str(self.data), "out_dir": str(out), "seed": seed} | changes
+        keys = {"out_dir": str(out), "seed": seed} | changes
         if goes_on := (out / "ckpt.pt").exists():
             keys |= {"init_from": "resume"}
-        options = [f"--{key}={value}" for key, value in keys.items()]
-        words = [sys.executable, "-m", "gptfit", "train", "--recipe", recipe, *options]
+        words = [sys.executable, "-m", "gptfit", "train", *self._words(setup, keys)]
         _, seconds = self._run(words, place, {"PYTHONPATH": str(REPO)})
         log = read_run(out / "run.jsonl")
         if not log.end or log.end.reason != "max_iters":
             raise SystemExit(f"{' '.join(words)}\nwas stopped")
+        if not kept:
+            shutil.rmtree(place)  # checkpoints of 1.5 GB at 30M
         points = tuple(
             Point(int(e.tokens), e.val_loss) for e in log.evals if e.tokens is not None and e.val_loss is not None
         )
         times = [step.ms for step in log.steps]
         other_seconds = seconds - (sum(times) + sum(e.ms or 0.0 for e in log.evals)) / 1000
         return Curve(points, statistics.median(times), log.header.device.dtype, None if goes_on else other_seconds)
+
+    def ms_in_turns(self, setup: Setup, programs: dict[str, dict[str, Any]], steps: int) -> dict[str, float]:
+        """Median time of a step of several ways to train that take turns, step by step."""
+        started: dict[str, subprocess.Popen[str]] = {}
+        places = {name: self._new_folder("turns") for name in programs}
+        ms: dict[str, list[float]] = {name: [] for name in programs}
+        try:
+            for name, changes in programs.items():
+                words = self._words(setup, changes | {"out_dir": str(places[name])})
+                words = [sys.executable, str(REPO / "bench" / "_recipe_turns.py"), *words]
+                pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+                started[name] = subprocess.Popen(words, env=self.environment | {"PYTHONPATH": str(REPO)}, **pipes)
+                ms[name].append(self._next_ms(started[name]))  # before the next one starts
+            for _ in range(steps - 1):
+                for name, run in started.items():
+                    assert run.stdin is not None
+                    print(file=run.stdin, flush=True)
+                    ms[name].append(self._next_ms(run))
+        finally:
+            for run in started.values():
+                run.kill()
+                run.communicate()
+            for place in places.values():
+                shutil.rmtree(place)
+        return {name: statistics.median(times) for name, times in ms.items()}
+
+    def _next_ms(self, run: subprocess.Popen[str]) -> float:
+        assert run.stdout is not None
+        line = run.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(map(str, run.args))}\nwas stopped")  # type: ignore[arg-type]
+        return float(line)
+
+    def _words(self, setup: Setup, changes: dict[str, Any]) -> list[str]:
+        """Of a command line of `gptfit train`."""
+        changes = dict(changes)
+        recipe = changes.pop("recipe", "modern")
+        keys = setup.keys | {"dataset": str(self.data)} | changes
+        return ["--recipe", recipe, *(f"--{key}={value}" for key, value in keys.items())]
 
     def measured_loss(self, setup: Setup, checkpoint: Path) -> float:
         """Of nanoGPT's checkpoint, as every run of ours evaluates: its windows, the number format of this CPU."""

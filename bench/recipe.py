@@ -30,7 +30,7 @@ from _recipe_groups import HORIZONS, KEPT, SEEDS, prepare_own, run_groups
 from _recipe_own import CASES as CASES_OWN
 from _recipe_own import KEPT as OWN_KEPT
 from _recipe_own import run_own
-from _recipe_runs import REPO, VOCABULARY, Curve, Kept, Runner, Setup, fingerprint
+from _recipe_runs import REPO, TURNS, VOCABULARY, Curve, Kept, Runner, Setup, fingerprint
 
 from gptfit.config.keys import DEFAULTS, INGREDIENTS, TrainConfig
 from gptfit.config.recipe import DECAY_FRACTION, training_keys
@@ -198,7 +198,7 @@ def compare(
 
 
 def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """Milliseconds per step of nanoGPT, our gpt2 path and the modern recipe: in turns, the best of two medians.
+    """Milliseconds per step: of the modern recipe and our gpt2 path in turns, of others the best of two medians.
 
     And the seconds that a first start of nanoGPT and of modern takes beside its steps.
     """
@@ -207,16 +207,17 @@ def step_times(runner: Runner, setup: Setup, is_compiled: bool) -> tuple[dict[st
     keys = {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": steps}
     keys |= {"log_interval": 1, "eval_iters": 1}
     ours = keys | {"compile": is_compiled}
-    programs: dict[str, Callable[[], Curve]] = {
-        "modern": lambda: runner.gptfit_curve(setup, 1, **ours),  # first: nothing is compiled yet
-        "gpt2": lambda: runner.gptfit_curve(setup, 1, recipe="gpt2", warmup_iters=1, **ours),
-    }
+    first = {"modern": runner.gptfit_curve(setup, 1, **ours)}  # nothing is compiled yet
+    programs: dict[str, Callable[[], Curve]] = {}
     if setup.our_batch:
         programs[OWN_BATCH] = lambda: runner.gptfit_curve(setup.ours, 1, **ours)
     if runner.nanogpt:
         programs["nanoGPT"] = lambda: runner.nanogpt_curve(setup, setup.rates[0], 1, **keys)
-    first = {name: run() for name, run in programs.items()}
+    first |= {name: run() for name, run in programs.items()}
     times = {name: min(first[name].ms_per_step, run().ms_per_step) for name, run in programs.items()}
+    longer = ours | {"max_iters": TURNS, "lr_decay_iters": TURNS, "eval_interval": TURNS}
+    both = {"modern": longer, "gpt2": longer | {"recipe": "gpt2", "warmup_iters": 1}}
+    times |= runner.ms_in_turns(setup, both, TURNS)
     return times, {name: first[name].other_seconds for name in ("nanoGPT", "modern") if name in first}
 
 

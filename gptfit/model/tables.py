@@ -34,16 +34,32 @@ class Table(nn.Embedding):
     def gradient_rows(self) -> Tensor | None:
         """All of the gradient that is not zero."""
         gradient = self.weight.grad
-        if gradient is None or self.touched is None:
-            return gradient
-        rows = self.touched.nonzero().squeeze(1)
-        return gradient if 2 * len(rows) > len(gradient) else gradient[rows]
+        if gradient is None:
+            return None
+        rows = self._touched_rows()
+        return gradient if rows is None else gradient.index_select(0, rows)
+
+    def scale_gradient(self, factor: Tensor) -> None:
+        gradient, rows = self.weight.grad, self._touched_rows()
+        if gradient is not None and rows is not None:
+            gradient.index_copy_(0, rows, gradient.index_select(0, rows) * factor)
+        elif gradient is not None:
+            gradient.mul_(factor)
 
     def forget_gradient(self) -> None:
+        gradient, rows = self.weight.grad, self._touched_rows()
+        if gradient is not None and rows is not None:
+            gradient.index_fill_(0, rows, 0.0)
+        elif gradient is not None:
+            gradient.zero_()
         assert self.touched is not None
-        if self.weight.grad is not None:
-            self.weight.grad.index_fill_(0, self.touched.nonzero().squeeze(1), 0.0)
         self.touched.zero_()
+
+    def _touched_rows(self) -> Tensor | None:
+        """None: so many that looking at all is faster."""
+        assert self.touched is not None
+        rows = self.touched.nonzero().squeeze(1)
+        return None if 2 * len(rows) > len(self.touched) else rows
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids) if self.fetch is None else self.fetch(self.weight, ids, self.touched)

@@ -247,7 +247,7 @@ class Engine:
             applied = math.isfinite(loss) and math.isfinite(grad_norm)
             if applied:
                 if self.config.grad_clip and grad_norm > self.config.grad_clip:
-                    nn.utils.clip_grads_with_norm_(parameters, self.config.grad_clip, norm)
+                    self.parallel.clip_gradients(self.config.grad_clip, norm)
                 turn(self.optimizer, knobs)
                 self.scaler.step(self.optimizer)
                 self._settle(knobs)

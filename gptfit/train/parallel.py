@@ -89,6 +89,12 @@ class Alone:
         found = (self.tables[p].gradient_rows() if p in self.tables else p.grad for p in self.parameters.values())
         return [gradient for gradient in found if gradient is not None]
 
+    def clip_gradients(self, most: float, norm: Tensor) -> None:
+        """Of a larger norm."""
+        nn.utils.clip_grads_with_norm_([p for p in self.parameters.values() if p not in self.tables], most, norm)
+        for table in self.tables.values():
+            table.scale_gradient(most / (norm + 1e-6))  # as torch does with the others
+
     def hand_over_gradients(self) -> None:
         """To `parameters`, after the last micro-step, where they are not the model's own."""
 

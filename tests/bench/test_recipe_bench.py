@@ -66,6 +66,35 @@ def test_a_train_py_whose_seed_cannot_be_replaced_is_not_run(
         runs.Runner(tmp_path, tmp_path, nanogpt).nanogpt_curve(setup, 1e-3, 1)
 
 
+def test_two_ways_to_train_take_turns_and_leave_nothing_behind(
+    runs: ModuleType, setup: Any, token_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int] = []
+    waited = runs.Runner._next_ms
+
+    def watched(self: Any, run: Any) -> float:
+        turns.append(run.pid)
+        return float(waited(self, run))
+
+    monkeypatch.setattr(runs.Runner, "_next_ms", watched)
+    (tmp_path / "bench").mkdir()
+    keys = {"max_iters": 3, "eval_interval": 3, "compile": False}
+    both = {"modern": keys, "gpt2": keys | {"recipe": "gpt2"}}
+    found = runs.Runner(tmp_path / "bench", token_folder).ms_in_turns(setup, both, 3)
+    first, second = turns[:2]
+    assert turns == [first, second] * 3
+    assert first != second
+    assert all(ms > 0 for ms in found.values())
+    assert [place.name[:8] for place in (tmp_path / "bench").iterdir()] == ["inductor"]
+
+
+def test_a_run_that_ends_before_its_turn_ends_the_bench(
+    runs: ModuleType, setup: Any, token_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="was stopped"):
+        runs.Runner(tmp_path, token_folder).ms_in_turns(setup, {"modern": {"max_iters": 1, "compile": False}}, 2)
+
+
 def test_a_batch_of_our_own_sees_the_same_tokens_and_is_measured_on_the_same_windows(runs: ModuleType) -> None:
     both = runs.Setup("tiny", "bytes", 1, 1, 8, 8, 16, steps=80, rates=(), eval_iters=5, share=10, our_batch=4)
     assert both.ours.tokens == both.tokens

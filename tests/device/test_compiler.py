@@ -20,6 +20,7 @@ from gptfit.model.head import fused_losses
 from gptfit.train import engine as engine_module
 from gptfit.train.engine import Engine, build_engine
 from gptfit.train.evaluation import Evaluator
+from gptfit.train.parallel import Alone
 from gptfit.train.train import train
 from gptfit.tune.trial import measure
 from tests.small_runs import messages_in, told
@@ -92,6 +93,12 @@ def test_on_a_cpu_neither_depth_nor_evaluation_compiles_more(
     assert ran == [0] * 4, "training goes on with the code made for its batch"
 
 
+def compile_as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph, with the look-ups and their gradients in it."""
+    monkeypatch.setattr(engine_module, "compile_model", lambda model, *_: compiler.compile_whole(model))
+    monkeypatch.setattr(Alone, "keep_gradients_of", lambda *_: None)
+
+
 def two_of(config: TrainConfig) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(4, config.block_size, dtype=torch.int64), torch.ones(4, config.block_size, dtype=torch.int64)
 
@@ -122,7 +129,7 @@ def test_as_on_a_card_nothing_is_compiled_after_the_warm_up(
 
     real = torch.compile
     monkeypatch.setattr(compiler.torch, "compile", lambda model, **keys: real(model, backend=counting, **keys))
-    monkeypatch.setattr(engine_module, "compile_model", lambda model, *_: compiler.compile_whole(model))
+    compile_as_on_a_card(monkeypatch)
     fused_losses.cache_clear()
     keys: dict[str, Any] = {"batch_size": batch_size, "eval_iters": 3, "eval_interval": 4, "arch": arch}
     config = small_config(compile=True, chunked_loss=chunked, dropout=dropout, **keys)
@@ -287,7 +294,7 @@ def test_memory_that_runs_out_while_compiling_is_no_compile_problem(
 
     real = torch.compile
     monkeypatch.setattr(compiler.torch, "compile", lambda model, **keys: real(model, backend=hungry, **keys))
-    monkeypatch.setattr(engine_module, "compile_model", lambda model, *_: compiler.compile_whole(model))
+    compile_as_on_a_card(monkeypatch)
     events: list[Event] = []
     result = train(small_config(compile=True), events.append)
     assert (result.step, result.micro_batch) == (8, 2)
