@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from gptfit import __version__
 from gptfit.screen import let_go_of_stdout, make_streams_safe
+from gptfit.threads import wait_a_moment_only
 
 HELP_WIDTH = 78  # columns
 # What a start loads is no garbage: looking through it at every 700 new objects, Python's way, is a tenth of its time.
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     130 and 143: stopped by Ctrl-C or SIGTERM, so that `gptfit train && gptfit export` does not go on.
     """
     make_streams_safe()
+    wait_a_moment_only()
     words = list(sys.argv[1:] if argv is None else argv)
     _speak_any_language()
     gc.set_threshold(OBJECTS_BEFORE_COLLECTING)

@@ -27,6 +27,7 @@ NOUNS = {
     "screen",
     "shares",
     "shell",
+    "threads",
 }
 # What each package may import besides itself and the nouns. `package.module` speaks for one module alone.
 MAY_IMPORT: dict[str, set[str]] = {

@@ -19,6 +19,7 @@ from gptfit.plan.calibration import Calibration, memory_of
 from gptfit.plan.setting import Setting
 from gptfit.plan.speed import from_calibration
 from gptfit.shape import ModelShape
+from gptfit.threads import ASLEEP
 from gptfit.tune.measuring import find_machine, make_measure
 from gptfit.tune.nursery import nursery
 from gptfit.tune.space import base_variant
@@ -34,7 +35,6 @@ CHECKED_BATCHES = (2, 8)
 REPEAT = "close other programs and repeat; if it stays, please report card.json"
 RUN_LIMIT_S, RUN_S = 90.0, 1.5
 CARD_S, RUNS_S = 165.0, 15.0  # all of it, with room for a slower moment; its two runs
-SHARING = {"OMP_WAIT_POLICY": "PASSIVE"}  # two checks at a time: threads that wait for others give their core away
 N_LINES = len(ALL) + 2  # with calibration and the plan against two runs
 
 
@@ -82,7 +82,7 @@ def examine_card(
         machine = find_machine(config.replace(compile=False))  # whether it can compile is a check's to say
         lines = list(_told(_timed_checks(config, machine, alone, on_stage), tell))
         n_beside = 2 if machine.kind == "cpu" else 1
-        with nursery(MODULE, SHARING) as beside, ThreadPoolExecutor(n_beside) as pool:
+        with nursery(MODULE, ASLEEP) as beside, ThreadPoolExecutor(n_beside) as pool:
             lines += _told(_other_checks(config, machine, pool, beside, on_stage), tell)
         problems = (line.verdict.values.get(COMPILE_PROBLEM) for line in lines)
         machine = replace(machine, compile_problem=next(filter(None, problems), None))
