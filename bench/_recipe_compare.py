@@ -29,7 +29,7 @@ class Comparison:
     rate: float  # nanoGPT's best
     theirs: list[Curve]
     ours: list[Curve]
-    ms_per_step: dict[str, float]  # nanoGPT, our gpt2 path, modern: measured in turns, with nanoGPT's batch
+    ms_per_step: dict[str, float]  # nanoGPT; our gpt2 path and modern, in turns; with nanoGPT's batch
     other_seconds: dict[str, float]  # of nanoGPT's and modern's first start, with nothing compiled before
     edition: int = 1  # of our recipe
     matrix_rate: float = MATRIX_RATE  # Muon's in our runs

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -286,12 +287,11 @@ class Runner:
                 words = self._words(setup, changes | {"out_dir": str(places[name])})
                 words = [sys.executable, str(REPO / "bench" / "_recipe_turns.py"), *words]
                 pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-                started[name] = subprocess.Popen(words, env=self.environment | {"PYTHONPATH": str(REPO)}, **pipes)
-                ms[name].append(self._next_ms(started[name]))  # before the next one starts
+                pipes |= {"cwd": places[name], "env": self.environment | {"PYTHONPATH": str(REPO)}}
+                started[name] = subprocess.Popen(words, **pipes)
+                ms[name].append(self._ms_of(started[name]))  # before the next one starts
             for _ in range(steps - 1):
                 for name, run in started.items():
-                    assert run.stdin is not None
-                    print(file=run.stdin, flush=True)
                     ms[name].append(self._next_ms(run))
         finally:
             for run in started.values():
@@ -302,6 +302,12 @@ class Runner:
         return {name: statistics.median(times) for name, times in ms.items()}
 
     def _next_ms(self, run: subprocess.Popen[str]) -> float:
+        assert run.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which reading tells
+            print(file=run.stdin, flush=True)
+        return self._ms_of(run)
+
+    def _ms_of(self, run: subprocess.Popen[str]) -> float:
         assert run.stdout is not None
         line = run.stdout.readline()
         if not line:

@@ -148,7 +148,7 @@ def compare(
 
     Losses depend neither on the compiler nor on what else the machine does, and so little on the number format (the doc
     has one run in both) that a kept run of nanoGPT may be of either. Times do depend on all of these: they are measured
-    apart, in turns, nanoGPT's in float32 without the compiler.
+    apart, nanoGPT's in float32 without the compiler.
     """
     sharing, dtype = runner.sharing_cores(jobs), find_device(TrainConfig(device="cpu")).dtype
     ours_setup, steps = setup.ours, setup.our_steps

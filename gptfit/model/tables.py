@@ -25,9 +25,9 @@ class Table(nn.Embedding):
         self.fetch = torch.compiler.disable(_rows)  # type: ignore[no-untyped-call]
 
     def keep_gradient(self) -> None:
-        """Between updates, too, as zeros: of what an update and the next micro-steps do, rows nobody looked up have none.
+        """It stays between updates, zero everywhere; only rows looked up since the last one are counted, scaled and zeroed.
 
-        For a table on the CPU that nothing but look-ups gives a gradient.
+        For a table on the CPU whose gradient nothing but look-ups writes.
         """
         self.fetch, self.touched = _rows, torch.zeros(self.num_embeddings, dtype=torch.bool)
 

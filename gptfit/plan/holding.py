@@ -33,7 +33,8 @@ def holding(setting: Setting, state_bytes: float) -> Holding:
     gradients: float = GRADIENT_BYTES * (weights - away)
     if setting.gradient_dtype == "bfloat16":
         gradients -= 2.0 * setting.shape.sizes["matrix"]
-    # Gradients are set to None after an update: with a single micro-step none exist yet when the loss peaks.
+    # Gradients are set to None after an update: with a single micro-step none exist yet when the loss peaks. (On a CPU those of
+    # tables do, which its own plan counts: plan/calibration.py.)
     # With several processes they live in DDP's buckets (gradient_as_bucket_view), which stay.
     is_early = setting.accumulation > 1 or n > 1
     return Holding(

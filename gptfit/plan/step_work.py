@@ -34,6 +34,7 @@ def micro_work(setting: Setting) -> Mapping[str, Work]:
     chunks = math.ceil(tokens / FITTED.chunk_tokens) if setting.chunked_loss else 0
     channels = tokens * shape.n_embd
     looked_up = shape.sizes["embedding"] + shape.sizes["table"]
+    is_dense = shape.is_tied or setting.processes > 1  # the gradient, whatever the device
     return {
         "blocks": {
             "blocks: token x weight": tokens * matrices * again,
@@ -56,10 +57,10 @@ def micro_work(setting: Setting) -> Mapping[str, Work]:
             "loss: token x entry, in chunks": logits if setting.chunked_loss else 0,
             "loss: chunk x weight": chunks * head,
         },
-        # Untied ones cost a CPU nothing per weight: only rows that were looked up have a gradient there.
+        # Others cost a CPU nothing per weight: only rows that were looked up have a gradient there.
         "outside": {
-            "tables: weight": 0 if shape.is_tied else looked_up,
-            "tables: weight, tied": looked_up if shape.is_tied else 0,
+            "tables: weight": 0 if is_dense else looked_up,
+            "tables: weight, dense": looked_up if is_dense else 0,
             "stream: token x channel, modern": channels * is_modern,
         },
         "launches": {"micro-step": 1},

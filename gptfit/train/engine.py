@@ -233,12 +233,12 @@ class Engine:
 
         `counted`: the sum of the micro-steps' shares of tokens that count, where not all do.
         """
-        parameters = [p for p in self.parallel.parameters.values() if p.grad is not None]
         self.scaler.unscale_(self.optimizer)
         self.parallel.agree_on_overflow(self.scaler, self.optimizer)
         share = None if counted is None else self.processes.average(counted / micro_steps)
         if share is not None:
-            _take_mean_of_counted(parameters, share)
+            # From gradients of the mean over all tokens to those of the mean over the ones that count; none where none does.
+            self.parallel.scale_gradients(torch.where(share > 0, 1 / share, 0.0))
         try:
             norm = self.parallel.total_norm(self._total_norm(self.parallel.gradients()))
             mean_loss = self.processes.average(loss_sum / micro_steps)
@@ -260,11 +260,11 @@ class Engine:
         self.parallel.forget_gradients(self.optimizer)
         return Update(loss, grad_norm, applied, share is not None and not float(share))
 
-    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
+    def _total_norm(self, gradients: Iterable[Tensor]) -> Tensor:
         """A CPU reads a table of hundreds of MB a third faster row by row; a card would only wait for more launches."""
         if self.device.kind == "cpu":
-            gradients = [torch.linalg.vector_norm(g, dim=1) if g.dim() == 2 else g for g in gradients]
-        return nn.utils.get_total_norm(gradients)
+            gradients = (torch.linalg.vector_norm(g, dim=1) if g.dim() == 2 else g for g in gradients)
+        return nn.utils.get_total_norm(list(gradients))
 
     def _settle(self, knobs: Knobs) -> None:
         if self.ahead:
@@ -464,15 +464,6 @@ def collection_frozen() -> Iterator[None]:
 def _program_has_frozen() -> bool:
     """Before our first run; counting them walks over all objects, which is not done for every run."""
     return gc.get_freeze_count() > 0
-
-
-@torch.no_grad()
-def _take_mean_of_counted(parameters: Iterable[nn.Parameter], share: Tensor) -> None:
-    """From gradients of the mean over all tokens to those of the mean over the ones that count; nothing where none does."""
-    factor = torch.where(share > 0, 1 / share, 0.0)
-    for p in parameters:
-        if p.grad is not None:
-            p.grad.mul_(factor.to(p.grad.device, p.grad.dtype))
 
 
 def _is_large(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Alone:
     def __init__(self, forward: Forward, parameters: Mapping[str, nn.Parameter]) -> None:
         self._forward, self.parameters = forward, parameters
         self.keeps_gradients = False
-        self.tables: dict[Tensor, Table] = {}  # whose gradients are kept, and only their rows looked at
+        self.kept_tables: dict[Tensor, Table] = {}  # whose gradients stay, and only their touched rows are looked at
 
     def begin(self, passes: Passes) -> None:
         """Nothing was exchanged for these yet."""
@@ -72,27 +72,37 @@ class Alone:
     def keep_gradients_of(self, tables: Iterable[Table]) -> None:
         for table in tables:
             table.keep_gradient()
-            self.tables[table.weight] = table
+            self.kept_tables[table.weight] = table
 
     def forget_gradients(self, optimizer: Optimizer) -> None:
         if self.keeps_gradients:
             optimizer.zero_grad(set_to_none=False)
             return
         for parameter in self.parameters.values():
-            if parameter in self.tables:
-                self.tables[parameter].forget_gradient()
+            if parameter in self.kept_tables:
+                self.kept_tables[parameter].forget_gradient()
             else:
                 parameter.grad = None
 
-    def gradients(self) -> list[Tensor]:
-        """All that is not zero."""
-        found = (self.tables[p].gradient_rows() if p in self.tables else p.grad for p in self.parameters.values())
-        return [gradient for gradient in found if gradient is not None]
+    def gradients(self) -> Iterator[Tensor]:
+        """All that is not zero, one by one: rows of a table are copies."""
+        for p in self.parameters.values():
+            gradient = self.kept_tables[p].gradient_rows() if p in self.kept_tables else p.grad
+            if gradient is not None:
+                yield gradient
+
+    @torch.no_grad()
+    def scale_gradients(self, factor: Tensor) -> None:
+        for p in self.parameters.values():
+            if p in self.kept_tables:
+                self.kept_tables[p].scale_gradient(factor)
+            elif p.grad is not None:
+                p.grad.mul_(factor.to(p.grad.device, p.grad.dtype))
 
     def clip_gradients(self, most: float, norm: Tensor) -> None:
         """Of a larger norm."""
-        nn.utils.clip_grads_with_norm_([p for p in self.parameters.values() if p not in self.tables], most, norm)
-        for table in self.tables.values():
+        nn.utils.clip_grads_with_norm_([p for p in self.parameters.values() if p not in self.kept_tables], most, norm)
+        for table in self.kept_tables.values():
             table.scale_gradient(most / (norm + 1e-6))  # as torch does with the others
 
     def hand_over_gradients(self) -> None:

@@ -70,13 +70,13 @@ def test_two_ways_to_train_take_turns_and_leave_nothing_behind(
     runs: ModuleType, setup: Any, token_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[int] = []
-    waited = runs.Runner._next_ms
+    waited = runs.Runner._ms_of
 
     def watched(self: Any, run: Any) -> float:
         turns.append(run.pid)
         return float(waited(self, run))
 
-    monkeypatch.setattr(runs.Runner, "_next_ms", watched)
+    monkeypatch.setattr(runs.Runner, "_ms_of", watched)
     (tmp_path / "bench").mkdir()
     keys = {"max_iters": 3, "eval_interval": 3, "compile": False}
     both = {"modern": keys, "gpt2": keys | {"recipe": "gpt2"}}

@@ -51,7 +51,7 @@ def made(device: str = "AMD EPYC, 2 threads", kind: str = "cpu", rate: float = 1
         "loss: token x weight": 1e-10,
         "stream: token x channel, modern": 1e-8,
         "tables: weight": 1e-9,
-        "tables: weight, tied": 1e-9,
+        "tables: weight, dense": 1e-9,
         "micro-step": 0.001,
     }
     updates = dict.fromkeys(update_kinds, 0.0) | {

@@ -65,8 +65,8 @@ def test_gradients_and_state_are_there_before_the_first_forward_and_stay_in_plac
     assert [p.grad.data_ptr() for p in engine.model.parameters() if p.grad is not None] == before
 
 
-def test_without_accumulation_and_on_a_cpu_gradients_are_not_kept() -> None:
+def test_without_accumulation_and_on_a_cpu_only_gradients_of_tables_are_kept() -> None:
     engine = engine_of(keeps_gradients=False)
     assert not build_engine(engine.config, engine.config.shape(), engine.device).parallel.keeps_gradients
     updates(engine, 1)
-    assert all(p.grad is None for p in engine.model.parameters() if p not in engine.parallel.tables)
+    assert all(p.grad is None for p in engine.model.parameters() if p not in engine.parallel.kept_tables)
