@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 POLICY, SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
-# Times a waiting thread looks before it sleeps; GNU OpenMP's own are a hundred times as many. Two threads beside two busy
-# programs: 6 x 256 took 520 ms per step instead of 3,500; alone 239 instead of 238. A third of these cost a 4 x 128 beside
-# nothing 5 % instead of 2.
-LOOKS = "3000"
+# Times a waiting thread looks before it sleeps; GNU OpenMP's own are thirty times as many. Two threads beside two busy
+# programs: 6 x 256 took 645 ms per step instead of 3,500, and with 3,000 looks 490, which cost a small model alone up to 5 %;
+# these cost none (4 x 128: 23 ms per step either way).
+LOOKS = "10000"
 ASLEEP = {POLICY: "PASSIVE", SPINS: "0"}  # for several programs at a time that are all ours
 
 
